@@ -1,0 +1,5 @@
+"""Data sets as `GeneratorBasedBuilder` classes, and `build`, which writes one as a Hub-ready folder."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

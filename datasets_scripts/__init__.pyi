@@ -1,0 +1,4 @@
+from .build import build as build
+from .build import list_builders as list_builders
+from .digits import Digits as Digits
+from .digits import load_digit_tensors as load_digit_tensors

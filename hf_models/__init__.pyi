@@ -1,0 +1,2 @@
+from .small_flow import GaussianMixtureFlowModel as GaussianMixtureFlowModel
+from .small_flow import SmallFlowModel as SmallFlowModel

@@ -1,0 +1,3 @@
+from .modeling_small_flow import GaussianMixtureFlowModel as GaussianMixtureFlowModel
+from .modeling_small_flow import SmallFlowModel as SmallFlowModel
+from .modeling_small_flow import SmallFlowModelOutput as SmallFlowModelOutput

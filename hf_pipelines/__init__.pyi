@@ -1,0 +1,2 @@
+from . import hub as hub
+from .flow_control import SmallFlowPipeline as SmallFlowPipeline

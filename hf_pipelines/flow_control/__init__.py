@@ -1,0 +1,5 @@
+"""What the two flow-control methods share: scheduler hook, controller base, codecs, velocities, metrics."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

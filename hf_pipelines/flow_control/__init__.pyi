@@ -1,0 +1,1 @@
+from .pipeline_small_flow import SmallFlowPipeline as SmallFlowPipeline
