@@ -73,7 +73,9 @@ class SmallFlowPipeline(DiffusionPipeline):
             raise ValueError(f"`output_type` must be one of {OUTPUT_TYPES}, got {output_type!r}.")
         num_classes = getattr(self.model.config, "num_classes", None)
         if guidance_scale != 1.0 and (class_labels is None or num_classes is None):
-            raise ValueError(f"`guidance_scale` = {guidance_scale} needs `class_labels` and a class-conditional model.")
+            raise ValueError(
+                f"`guidance_scale` = {guidance_scale} needs `class_labels` and a class-conditional model."
+            )
         if class_labels is not None and num_classes is not None:
             wrong = [label for label in class_labels.tolist() if not 0 <= label <= num_classes]
             if wrong:
