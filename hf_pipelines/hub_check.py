@@ -1,4 +1,4 @@
-"""Find what would be wrong with a repository on the Hub: read it, then load it where our package cannot be imported."""
+"""Find what would be wrong with a repository on the Hub: read it, then load it where our package is out of reach."""
 
 import ast
 import json
@@ -109,6 +109,7 @@ def total_size_problems(root: Path) -> list[Problem]:
 
 def _card(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
     from huggingface_hub import DatasetCard, ModelCard, SpaceCard
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     path = folder / "README.md"
     if not path.is_file():
@@ -121,7 +122,8 @@ def _card(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
     except (ValueError, TypeError, yaml.YAMLError) as error:
         yield "card", f"README.md: the front matter is not valid: {error}"
         return
-    data = card.data.to_dict()
+    block = REGEX_YAML_BLOCK.search(text)  # as written; the card object turns a string of tags into a list of letters
+    data: dict[str, Any] = (yaml.safe_load(block.group(2)) if block else None) or {}
     missing = [key for key in _REQUIRED[kind] if not data.get(key)]
     if missing:
         yield "card", f"README.md: the front matter lacks {', '.join(missing)}."

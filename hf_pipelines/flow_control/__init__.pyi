@@ -1,1 +1,16 @@
+from .attach import attach_controller as attach_controller
+from .controller_flow import FlowControl as FlowControl
+from .controller_flow import FlowController as FlowController
+from .controller_flow import FlowState as FlowState
+from .controller_flow import run_controller as run_controller
+from .latent_codecs import LatentCodec as LatentCodec
+from .latent_codecs import get_latent_codec as get_latent_codec
+from .latent_codecs import register_latent_codec as register_latent_codec
+from .pipeline_controlled import ControlledPipeline as ControlledPipeline
+from .pipeline_controlled import load_flow_pipeline as load_flow_pipeline
 from .pipeline_small_flow import SmallFlowPipeline as SmallFlowPipeline
+from .prompt_memory import encode_then_free as encode_then_free
+from .scheduling_controlled_flow_match import ControlledFlowMatchEulerScheduler as ControlledFlowMatchEulerScheduler
+from .velocity import VelocityAdapter as VelocityAdapter
+from .velocity import get_velocity_adapter as get_velocity_adapter
+from .velocity import register_velocity_adapter as register_velocity_adapter

@@ -56,6 +56,19 @@ def _noting_latents(pipe: Any, codec: Any) -> Iterator[None]:
             pipe.prepare_latents = outer
 
 
+@contextmanager
+def _frozen(*modules: Any) -> Iterator[None]:
+    """Switch off the gradients of all parameters: only controls are optimised, and a graph without them is smaller."""
+    parameters = [p for module in modules if module is not None for p in module.parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
 def _warn_if_vae_is_offloaded(pipe: Any) -> None:
     if hasattr(getattr(pipe, "vae", None), "_hf_hook"):
         warnings.warn(
@@ -117,6 +130,8 @@ def attach_controller(
             scheduler.velocity_adapter = get_velocity_adapter(pipe)
             scheduler.velocity_adapter.attach()
             stack.callback(scheduler.velocity_adapter.detach)
+        denoiser = scheduler.velocity_adapter.denoiser if scheduler.velocity_adapter is not None else None
+        stack.enter_context(_frozen(getattr(pipe, "vae", None), denoiser))
         controller.generator = generator
         scheduler.codec = decode
         scheduler.controller = controller

@@ -67,7 +67,8 @@ def _for_autograd(value: Any) -> Any:
     return value
 
 
-def _velocity_of(output: Any) -> torch.Tensor:
+def _prediction(output: Any) -> torch.Tensor | list[torch.Tensor]:
+    """What the denoiser predicted, from its output object or tuple."""
     return output.sample if hasattr(output, "sample") else output[0]
 
 
@@ -116,7 +117,7 @@ class VelocityAdapter:
             return
         if self._state is not None:  # a new step begins
             self._calls, self._state = [], None
-        self._calls.append(_DenoiserCall(args, kwargs, output))
+        self._calls.append(_DenoiserCall(args, kwargs, _prediction(output)))
 
     def begin_step(self, state: FlowState) -> None:
         """Called by the scheduler before it asks the controller."""
@@ -150,7 +151,7 @@ class VelocityAdapter:
             outputs = []
             for call in self._calls:
                 args, kwargs = self.replay(call, x, sigma)
-                outputs.append(self.denoiser(*args, **kwargs))
+                outputs.append(_prediction(self.denoiser(*args, **kwargs)))
             return self.combine(outputs, x).to(x.dtype)
         finally:
             self._replaying = False
@@ -171,7 +172,7 @@ class VelocityAdapter:
         raise NotImplementedError
 
     def combine(self, outputs: list[Any], x: torch.Tensor) -> torch.Tensor:
-        """Turn the denoiser's outputs of one step into the velocity the scheduler receives."""
+        """Turn the denoiser's predictions of one step into the velocity the scheduler receives."""
         raise NotImplementedError
 
 
@@ -198,7 +199,7 @@ class SmallFlowVelocity(VelocityAdapter):
 
     def combine(self, outputs: list[Any], x: torch.Tensor) -> torch.Tensor:
         """The velocity, guided where the batch was doubled."""
-        velocity = _velocity_of(outputs[0])
+        velocity = outputs[0]
         if velocity.shape[0] == x.shape[0]:
             return velocity
         return guide(*velocity.chunk(2), self.pipe.guidance_scale)
@@ -216,7 +217,7 @@ class SD3Velocity(VelocityAdapter):
 
     def combine(self, outputs: list[Any], x: torch.Tensor) -> torch.Tensor:
         """The velocity, guided where the batch was doubled."""
-        velocity = _velocity_of(outputs[0])
+        velocity = outputs[0]
         if velocity.shape[0] == x.shape[0]:
             return velocity
         return guide(*velocity.chunk(2), self.pipe.guidance_scale)
@@ -254,7 +255,7 @@ class FluxVelocity(VelocityAdapter):
         return guide(velocities[1], velocities[0], self._scale)
 
     def _tokens(self, output: Any, x: torch.Tensor) -> torch.Tensor:
-        return _velocity_of(output)
+        return output
 
 
 @register_velocity_adapter("Flux2Pipeline", "Flux2KleinPipeline")
@@ -268,7 +269,7 @@ class Flux2Velocity(FluxVelocity):
         return args, {**kwargs, "hidden_states": torch.cat([kwargs["hidden_states"], references], dim=1)}
 
     def _tokens(self, output: Any, x: torch.Tensor) -> torch.Tensor:
-        return _velocity_of(output)[:, : x.shape[1]]
+        return output[:, : x.shape[1]]
 
 
 @register_velocity_adapter("ZImagePipeline")
@@ -284,7 +285,7 @@ class ZImageVelocity(VelocityAdapter):
 
     def combine(self, outputs: list[Any], x: torch.Tensor) -> torch.Tensor:
         """The negated output, guided and renormalised as the pipeline does."""
-        images = torch.stack([image.float() for image in outputs[0][0]])
+        images = torch.stack([image.float() for image in outputs[0]])
         if images.shape[0] != x.shape[0]:
             positive, negative = images.chunk(2)
             images = positive + self.pipe.guidance_scale * (positive - negative)
