@@ -1,7 +1,7 @@
 """Models, configs, controllers and trainers of closedloop.
 
-Names load on first use (the list is the stub `__init__.pyi`), so importing this package pulls in no diffusers, datasets
-or gradio. A room whose classes belong to transformers' Auto classes has a function `register()`, called here.
+Names load on first use (the list is the stub `__init__.pyi`), so importing this package pulls in no diffusers,
+datasets or gradio. A room whose classes belong to transformers' Auto classes has a function `register()`, called here.
 """
 
 import lazy_loader

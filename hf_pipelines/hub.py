@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Literal
 
 from hf_pipelines.code_bundle import OWN_PACKAGES, package_closure
-from hf_pipelines.hub_check import IGNORED, Problem, iter_files, load_problems, static_problems, total_size_problems
+from hf_pipelines.hub_check import MARKER, Problem, iter_files, load_problems, static_problems, total_size_problems
 from hf_pipelines.hub_code import carry_code
 
 NAMESPACE = "closedloop"
-MARKER = ".closedloop-export.json"  # stays here: lists what an export wrote, so that it can be written again
 KINDS = ("model", "dataset", "space")
 _ASSETS = {"model": "model_cards", "space": "spaces"}
 _NAME = re.compile(r"^\w[\w.-]*$", flags=re.ASCII)
@@ -281,7 +280,10 @@ def _license() -> bytes:
     checkout = Path(__file__).resolve().parent.parent / "LICENSE"
     if checkout.is_file():
         return checkout.read_bytes()
-    text = importlib.metadata.distribution("closedloop").read_text("licenses/LICENSE")
+    try:
+        text = importlib.metadata.distribution("closedloop").read_text("licenses/LICENSE")
+    except importlib.metadata.PackageNotFoundError:
+        text = None
     if text is None:
         raise HubError("the LICENSE of closedloop is missing from this installation; install it again.")
     return text.encode()
@@ -336,11 +338,11 @@ def _write(plan: Plan, out: Path, previous: list[str]) -> None:
 
 def _export_and_check(source: RepoInfo, out: Path, load: bool) -> list[Problem]:
     problems = []
-    if source.path is not None:
-        problems += static_problems(source.name, source.kind, source.path)
-        if source.path.resolve().parent == asset_root("model_cards").resolve():
-            problems += total_size_problems(asset_root("model_cards"))
     try:
+        if source.path is not None:
+            problems += static_problems(source.name, source.kind, source.path)
+            if source.path.resolve().parent == asset_root("model_cards").resolve():
+                problems += total_size_problems(asset_root("model_cards"))
         export(source.path or source.name, out, source.kind)
     except ValueError as error:
         return [*problems, Problem(source.name, "export", " ".join(str(error).split()))]
@@ -364,7 +366,7 @@ def _upload(folder: Path, repo_id: str, kind: Kind, token: str | None, private: 
             repo_type=kind,
             folder_path=folder,
             commit_message="Upload with closedloop",
-            ignore_patterns=[MARKER, *IGNORED],
+            ignore_patterns=[MARKER],
         )
     except Exception as error:  # the client raises its own errors, those of its HTTP library and of the system
         reason = next(iter(str(error).strip().splitlines()), "")

@@ -20,7 +20,7 @@ from hf_pipelines.code_bundle import OWN_PACKAGES, SourceModule, is_own
 MAX_WEIGHTS = 5_000_000  # bytes a repository
 MAX_FILE = 5_000_000  # bytes of any other file
 MAX_ALL_WEIGHTS = 40_000_000  # bytes of all shipped repositories
-IGNORED = ("__pycache__/*", "*.pyc", ".git/*", ".cache/*", ".gradio/*", ".DS_Store")
+MARKER = ".closedloop-export.json"  # lists what an export wrote, so that it can be written again; never uploaded
 _UNSAFE = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".dill", ".h5", ".msgpack"}
 _REQUIRED = {
     "model": ("license", "library_name", "tags"),
@@ -32,8 +32,8 @@ _BASES = {
     *("ModelMixin", "SchedulerMixin", "DiffusionPipeline", "BaseGuidance", "PreTrainedModel", "PreTrainedTokenizer"),
     *("PreTrainedTokenizerFast", "FeatureExtractionMixin", "ProcessorMixin", "ImageProcessingMixin"),
 }
-_CODE_BLOCK = re.compile(r"^```(?:python|py)[^\n]*\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
-_FENCED = re.compile(r"^(```|~~~).*?^\1", flags=re.MULTILINE | re.DOTALL)
+_CODE_BLOCK = re.compile(r"^[ \t]*```(?:python|py)\b[^\n]*\n(.*?)^[ \t]*```", flags=re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"^[ \t]*(```|~~~).*?^[ \t]*\1|`[^`\n]*`", flags=re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|\b(?:src|href)=[\"']([^\"']+)")
 _LOAD_SECONDS = 300
 
@@ -66,11 +66,12 @@ def iter_files(folder: Path) -> Iterator[tuple[str, Path]]:
         parts = path.relative_to(folder).parts
         if {"__pycache__", ".git", ".cache", ".gradio"} & set(parts) or path.suffix == ".pyc":
             continue
-        if path.name in (".DS_Store", ".closedloop-export.json") or not path.is_file():
+        if path.name in (".DS_Store", MARKER):
             continue
-        if not path.resolve().is_relative_to(folder.resolve()):
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"{path} is a link that leads out of {folder}; a repository holds its own files.")
-        yield path.relative_to(folder).as_posix(), path
+        if path.is_file():
+            yield path.relative_to(folder).as_posix(), path
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -150,9 +151,9 @@ def _code_blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _links(text: str, folder: Path) -> Iterator[tuple[str, str]]:
-    for match in _LINK.finditer(_FENCED.sub("", text)):
+    for match in _LINK.finditer(_CODE.sub("", text)):
         target = (match.group(1) or match.group(2)).partition("#")[0]
-        if not target or re.match(r"^[a-z][a-z0-9+.-]*:|^//", target):
+        if not target or re.match(r"^[a-z][a-z0-9+.-]*:|^/", target):
             continue
         path = (folder / target.partition("?")[0]).resolve()
         if not path.is_relative_to(folder.resolve()) or not path.exists():
@@ -320,9 +321,11 @@ def load_space():
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     import app
-    from gradio import Blocks
-    if not isinstance(getattr(app, "demo", None), Blocks):
+    if not hasattr(app, "demo"):
         raise TypeError("app.py must define `demo`, a gradio.Blocks")
+    from gradio import Blocks
+    if not isinstance(app.demo, Blocks):
+        raise TypeError(f"`demo` in app.py must be a gradio.Blocks, got {type(app.demo).__name__}")
 
 attempt(task["kind"], {"model": load_model, "dataset": load_dataset, "space": load_space}[task["kind"]])
 pathlib.Path(task["report"]).write_text(json.dumps(problems))

@@ -72,8 +72,8 @@ def _frozen(*modules: Any) -> Iterator[None]:
 def _warn_if_vae_is_offloaded(pipe: Any) -> None:
     if hasattr(getattr(pipe, "vae", None), "_hf_hook"):
         warnings.warn(
-            "this control decodes at every step, and the VAE is under CPU offload: each decode moves models between the "
-            'devices. Add "vae" to `pipe._exclude_from_cpu_offload` before `enable_model_cpu_offload()`.',
+            "this control decodes at every step, and the VAE is under CPU offload: each decode moves models between "
+            'the devices. Add "vae" to `pipe._exclude_from_cpu_offload` before `enable_model_cpu_offload()`.',
             stacklevel=4,
         )
 
@@ -130,8 +130,10 @@ def attach_controller(
             scheduler.velocity_adapter = get_velocity_adapter(pipe)
             scheduler.velocity_adapter.attach()
             stack.callback(scheduler.velocity_adapter.detach)
+        # what an inactive controller does not touch stays unfrozen: frozen weights can take other CPU kernels, which
+        # would change the rounding of a run that must equal the plain pipeline's
         denoiser = scheduler.velocity_adapter.denoiser if scheduler.velocity_adapter is not None else None
-        stack.enter_context(_frozen(getattr(pipe, "vae", None), denoiser))
+        stack.enter_context(_frozen(getattr(pipe, "vae", None) if controller.requires_decode else None, denoiser))
         controller.generator = generator
         scheduler.codec = decode
         scheduler.controller = controller

@@ -5,12 +5,13 @@ velocity and the latents to use, and noise to add afterwards:
 
     network ──v──▶ scheduler.step ──FlowState──▶ controller.control ──FlowControl──▶ Euler step + noise ──▶ x'
 
-Conventions: σ = 1 is noise, σ = 0 is data, v = dx/dσ = ε − x₀, paper time t = 1 − σ, paper velocity b = −v. A control u
-in paper time (dx/dt = b + u) is applied as v − u; a displacement δ of the endpoint x̂₀ = x − σ v as v − δ/σ.
+Conventions: σ = 1 is noise, σ = 0 is data, v = dx/dσ = ε − x₀, paper time t = 1 − σ, paper velocity b = −v. A control
+u in paper time (dx/dt = b + u) is applied as v − u; a displacement δ of the endpoint x̂₀ = x − σ v as v − δ/σ.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -172,7 +173,7 @@ def run_controller(
     if controller is not None:
         controller.generator = generator
         controller.reset(num_steps, x.shape[0], x.device)
-    for step, (sigma, sigma_next) in enumerate(zip(sigmas[:-1], sigmas[1:], strict=True)):
+    for step, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
         with torch.no_grad():
             answer = FlowControl(velocity(x, sigma), x)
         if controller is not None:

@@ -150,7 +150,8 @@ class _PackedLatentCodec(LatentCodec):
     def _check_grid(self, z: torch.Tensor) -> tuple[int, int]:
         if self.grid is None:
             raise ValueError(
-                "the grid of the packed latents is unknown: run the pipeline inside `attach_controller`, or set `codec.grid`."
+                "the grid of the packed latents is unknown: run the pipeline inside `attach_controller`, or set "
+                "`codec.grid`."
             )
         height, width = self.grid
         if z.shape[1] != height * width:

@@ -43,8 +43,8 @@ def psnr(images: torch.Tensor, reference: torch.Tensor, data_range: float = 2.0)
 def ssim(images: torch.Tensor, reference: torch.Tensor, data_range: float = 2.0) -> torch.Tensor:
     """Structural similarity of each image: Gaussian window of σ = 1.5 (11 px), K₁ = 0.01, K₂ = 0.03.
 
-    The mean runs over the whole map, borders reflected: the usual crop of half a window would leave only the centre of a
-    16×16 image. Images with a side below 11 get a uniform window of 7 px (or the largest odd one that fits).
+    The mean runs over the whole map, borders reflected: the usual crop of half a window would leave only the centre
+    of a 16×16 image. Images with a side below 11 get a uniform window of 7 px (or the largest odd one that fits).
 
     Args:
         images (`torch.Tensor` of shape `(batch, channels, height, width)`): Images.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
-from hf_pipelines.flow_control.pipeline_small_flow import SmallFlowPipeline
+from hf_pipelines.flow_control.pipeline_small_flow import SmallFlowPipeline, hub_arguments
 
 _OWN_BASES = {SmallFlowPipeline.__name__: SmallFlowPipeline}
 
@@ -23,14 +23,15 @@ def load_flow_pipeline(path: str | os.PathLike, **kwargs) -> DiffusionPipeline:
     Returns:
         [`~diffusers.DiffusionPipeline`]: the pipeline.
     """
-    name = DiffusionPipeline.load_config(str(path), **_hub_arguments(kwargs))["_class_name"]
-    pipeline_class = _OWN_BASES.get(name, DiffusionPipeline) if isinstance(name, str) else DiffusionPipeline
+    config = DiffusionPipeline.load_config(str(path), **hub_arguments(kwargs))
+    pipeline_class = _OWN_BASES.get(_class_name(config), DiffusionPipeline)
     return pipeline_class.from_pretrained(str(path), **kwargs)
 
 
-def _hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = ("cache_dir", "force_download", "token", "revision", "local_files_only", "proxies")
-    return {name: kwargs[name] for name in names if name in kwargs}
+def _class_name(config: dict[str, Any]) -> str:
+    """Name of the pipeline class in `model_index.json`; a repo with code writes it as [module, class]."""
+    name = config["_class_name"]
+    return name if isinstance(name, str) else name[-1]
 
 
 class ControlledPipeline(DiffusionPipeline):
@@ -55,24 +56,28 @@ class ControlledPipeline(DiffusionPipeline):
 
         Args:
             pretrained_model_name_or_path (`str`): A folder or Hub id of this class, or of a flow pipeline.
-            kwargs: Arguments of [`~diffusers.DiffusionPipeline.from_pretrained`]; they reach the wrapped pipeline too.
+            kwargs: Components of this class; all others go to the wrapped pipeline's
+                [`~diffusers.DiffusionPipeline.from_pretrained`].
 
         Returns:
             the pipeline.
         """
-        config = cls.load_config(str(pretrained_model_name_or_path), **_hub_arguments(kwargs))
-        name = config["_class_name"]
-        name = name if isinstance(name, str) else name[-1]
-        if name != cls.__name__:
-            own = {key: kwargs.pop(key) for key in cls._own_arguments() if key in kwargs}
-            return cls(load_flow_pipeline(pretrained_model_name_or_path, **kwargs), **own)
-        folder = Path(str(pretrained_model_name_or_path))
-        if not folder.is_dir():
-            folder = Path(cls.download(str(pretrained_model_name_or_path), **_hub_arguments(kwargs)))
-        if "base" not in kwargs and not cls.__module__.startswith("diffusers_modules."):
-            # diffusers hands neither dtype nor quantization on to a pipeline inside a pipeline
-            kwargs["base"] = load_flow_pipeline(folder / "base", **kwargs)
-        return super().from_pretrained(str(folder), **kwargs)
+        own = {key: kwargs.pop(key) for key in cls._own_arguments() if key in kwargs}
+        path = str(pretrained_model_name_or_path)
+        config = cls.load_config(path, **hub_arguments(kwargs))
+        if _class_name(config) != cls.__name__:
+            return cls(load_flow_pipeline(path, **kwargs), **own)
+        # component by component: diffusers hands neither dtype nor quantization on to a pipeline inside a pipeline
+        folder = Path(path) if Path(path).is_dir() else Path(cls.download(path, **hub_arguments(kwargs)))
+        base = kwargs.pop("base", None) or load_flow_pipeline(folder / "base", **kwargs)
+        saved = {name: folder / name for name in cls._own_arguments() if (config.get(name) or [None])[0]}
+        loaded = {name: cls._load_component(name, path) for name, path in saved.items() if name not in own}
+        return cls(base, **loaded, **own)
+
+    @classmethod
+    def _load_component(cls, name: str, folder: Path) -> Any:
+        """Load a component of this class, other than `base`, from its folder."""
+        raise NotImplementedError(f"{cls.__name__} has no component {name!r}.")
 
     @classmethod
     def _own_arguments(cls) -> list[str]:

@@ -1,27 +1,21 @@
 """Sample small images from an embedded flow model."""
 
-import hashlib
-from pathlib import Path
-
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, ImagePipelineOutput
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils.torch_utils import randn_tensor
 
-from hf_models.small_flow.modeling_small_flow import SmallFlowModel
+from hf_models.small_flow.modeling_small_flow import GaussianMixtureFlowModel, SmallFlowModel
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+MODEL_CLASSES = {model.__name__: model for model in (SmallFlowModel, GaussianMixtureFlowModel)}
 
 
-def _is_own_code(folder: Path, own_folder: Path) -> bool:
-    """Whether every Python file below `folder` is byte for byte one that this module was loaded with."""
-
-    def digest(file: Path) -> bytes:
-        return hashlib.sha256(file.read_bytes()).digest()
-
-    own = {digest(file) for file in own_folder.glob("*.py")}
-    return all(digest(file) in own for file in folder.rglob("*.py"))
+def hub_arguments(kwargs: dict) -> dict:
+    """Those of `kwargs` that say where on the Hub, or in the cache, a file is found."""
+    names = ("cache_dir", "force_download", "token", "revision", "local_files_only", "proxies")
+    return {name: kwargs[name] for name in names if name in kwargs}
 
 
 class SmallFlowPipeline(DiffusionPipeline):
@@ -50,13 +44,23 @@ class SmallFlowPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, **kwargs):
-        """Load the pipeline; arguments are those of [`~diffusers.DiffusionPipeline.from_pretrained`]."""
-        # diffusers does not hand `trust_remote_code` on to a pipeline that is a component of another. Where this class
-        # itself came out of a trusted repo, the very same code files in the component's folder are trusted already.
-        own_folder = Path(__file__).parent
-        if cls.__module__.startswith("diffusers_modules.") and Path(pretrained_model_name_or_path).is_dir():
-            kwargs.setdefault("trust_remote_code", _is_own_code(Path(pretrained_model_name_or_path), own_folder))
-        return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        """Load the pipeline; arguments are those of [`~diffusers.DiffusionPipeline.from_pretrained`].
+
+        A repo that carries code (a Hub export) is loaded with this class and the model class it was imported with, so
+        none of the repo's code runs and no `trust_remote_code` is needed.
+        """
+        path = str(pretrained_model_name_or_path)
+        config = cls.load_config(path, **hub_arguments(kwargs))
+        if isinstance(config["_class_name"], str):
+            return super().from_pretrained(path, **kwargs)
+        model_class = MODEL_CLASSES.get(config["model"][1])
+        if model_class is None:
+            raise ValueError(f"`model` of {path} is a {config['model'][1]}; known: {', '.join(MODEL_CLASSES)}.")
+        dtype = kwargs.get("dtype") or kwargs.get("torch_dtype") or torch.float32
+        hub = hub_arguments(kwargs)
+        model = kwargs.get("model") or model_class.from_pretrained(path, subfolder="model", torch_dtype=dtype, **hub)
+        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(path, subfolder="scheduler", **hub)
+        return cls(model, kwargs.get("scheduler") or scheduler)
 
     @property
     def guidance_scale(self) -> float:
@@ -120,7 +124,8 @@ class SmallFlowPipeline(DiffusionPipeline):
             generator (`torch.Generator` or one per image, *optional*): Makes the result reproducible.
             latents (`torch.Tensor` of shape `(num_images, *sample_shape)`, *optional*): The starting noise.
             output_type (`str`, defaults to `"pil"`):
-                `"pil"`, `"np"` (B, H, W, C in [0, 1]), `"pt"` (B, C, H, W in [0, 1]) or `"latent"` (unclamped, [−1, 1]).
+                `"pil"`, `"np"` (B, H, W, C in [0, 1]), `"pt"` (B, C, H, W in [0, 1]) or `"latent"` (unclamped, [−1,
+                1]).
             callback_on_step_end (`Callable`, *optional*):
                 Called as `callback(pipe, step, timestep, {"latents": …})` after each step.
             callback_on_step_end_tensor_inputs (`list[str]`, *optional*): Tensors handed to the callback.

@@ -17,8 +17,8 @@ class ControlledFlowMatchEulerScheduler(FlowMatchEulerDiscreteScheduler):
     """[`~diffusers.FlowMatchEulerDiscreteScheduler`] with one more runtime attribute, `controller`.
 
     Every flow-matching pipeline of diffusers ends a step with `scheduler.step(velocity, t, latents)`: there the final
-    velocity and the current latents meet, so this one hook serves them all. Config and behaviour are the parent's; with
-    `controller = None` the output is bit-identical. The controller is never serialised.
+    velocity and the current latents meet, so this one hook serves them all. Config and behaviour are the parent's;
+    with `controller = None` the output is bit-identical. The controller is never serialised.
 
     Attributes:
         controller ([`FlowController`], *optional*): Asked at each step.
@@ -46,8 +46,8 @@ class ControlledFlowMatchEulerScheduler(FlowMatchEulerDiscreteScheduler):
         """
         if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
             raise ValueError(
-                f"`scheduler` is a {type(scheduler).__name__}; only FlowMatchEulerDiscreteScheduler can be controlled. "
-                "Use `pipe.scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipe.scheduler.config)`."
+                f"`scheduler` is a {type(scheduler).__name__}; only FlowMatchEulerDiscreteScheduler can be controlled."
+                " Use `pipe.scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipe.scheduler.config)`."
             )
         converted = cls.from_config(scheduler.config)
         converted.set_shift(scheduler.shift)

@@ -1,9 +1,9 @@
 """Re-evaluate a pipeline's network under the same prompt, guidance and sign rules: `adapter(x, sigma) -> v`.
 
 Only controllers that plan with the network need this. While attached, hooks record how the pipeline calls its denoiser
-in the current step; the adapter replays those calls with new latents and a new noise level, differentiably. At the first
-use in a step it checks that its rule turns the recorded outputs into the velocity the scheduler was given, so an option
-it does not know (skip-layer guidance, say) is an error and never a silently different velocity.
+in the current step; the adapter replays those calls with new latents and a new noise level, differentiably. At the
+first use in a step it checks that its rule turns the recorded outputs into the velocity the scheduler was given, so an
+option it does not know (skip-layer guidance, say) is an error and never a silently different velocity.
 """
 
 from collections.abc import Callable

@@ -18,6 +18,7 @@ batch as one vector.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -119,7 +120,8 @@ class FlowGrad:
         iterations (`int`): Sweeps over the whole trajectory.
         lam (`float`): λ.
         lr (`float`): Step size.
-        update (`str`): `"adam"` differentiates the trajectory; `"costate"` (OC-Flow) integrates the co-state backwards,
+        update (`str`): `"adam"` differentiates the trajectory; `"costate"` (OC-Flow) integrates the co-state
+            backwards,
             p_k = p_{k+1} + Δ (∂b/∂x)ᵀ p_{k+1}, one network graph at a time, and steps along −(2u_k + p_{k+1}).
     """
 
@@ -290,8 +292,8 @@ class OTODE:
 class FlowPriors:
     """MAP estimate interval by interval: match the measurement's own path y_t = t y + (1−t) A x(0).
 
-    In each interval x is moved by Adam on λ Φ_t(x + Δ b(x, t)) + Δ div b(x, t), the divergence by Hutchinson's estimator,
-    and −log p(x) = ½‖x‖² in the first.
+    In each interval x is moved by Adam on λ Φ_t(x + Δ b(x, t)) + Δ div b(x, t), the divergence by Hutchinson's
+    estimator, and −log p(x) = ½‖x‖² in the first.
 
     Args:
         num_steps (`int`): Intervals.
@@ -312,7 +314,7 @@ class FlowPriors:
         y0 = operator.A(x0)
         x = x0
         times = torch.linspace(self.start, 1, self.num_steps + 1).tolist()
-        for k, (t, t_next) in enumerate(zip(times[:-1], times[1:], strict=True)):
+        for k, (t, t_next) in enumerate(pairwise(times)):
             delta = t_next - t
             objective = MeasurementObjective(operator, t_next * y + (1 - t_next) * y0)
             probe = draw_noise(x, generator).sign()

@@ -101,8 +101,8 @@ def minimise_with_adam(
         lr (`float`): Step size.
 
     Returns:
-        `tuple`: the control (B, ...), the cost at the last iterate evaluated (B,), and which images met a value that was
-        not finite (B,).
+        `tuple`: the control (B, ...), the cost at the last iterate evaluated (B,), and which images met a value that
+        was not finite (B,).
     """
     control = start.detach().clone().requires_grad_(True)
     optimizer = torch.optim.Adam([control], lr=lr)
@@ -127,25 +127,26 @@ class MPCFlowController(FlowController):
     Args:
         mode (`str`, defaults to `"rhc"`): `"rhc"` plans to the end of the run, `"dt"` one step ahead.
         horizon_steps (`int` or `"full"`, *optional*):
-            K, planning steps of `"rhc"`, on a grid uniform in t over [t_k, 1]; `"full"` is the number of remaining steps.
-            1 when `None`.
+            K, planning steps of `"rhc"`, on a grid uniform in t over [t_k, 1]; `"full"` is the number of remaining
+            steps. 1 when `None`.
         lam (`float` or `"auto"`, defaults to 100.0):
             λ, weight of the data. 0 is plain sampling. `"auto"` needs `noise_std`, K = 1, and chooses
             `control_weight="bayes"`.
         n_ctrl (`int`, defaults to 20): Adam iterations per step.
         lr (`float`, defaults to 0.1): Adam step size (the paper takes 0.05 for K = 3).
         solver (`str`, defaults to `"auto"`):
-            K = 1 only. `"prox"` is the closed form for linear operators on pixels, `"adam"` works always; `"auto"` takes the
-            closed form where there is one.
-        control_param (`str`, defaults to `"u"`): K = 1 with Adam: whether it acts on u (paper) or d = h u (`"d"`, release).
+            K = 1 only. `"prox"` is the closed form for linear operators on pixels, `"adam"` works always; `"auto"`
+            takes the closed form where there is one.
+        control_param (`str`, defaults to `"u"`): K = 1 with Adam: whether it acts on u (paper) or d = h u (`"d"`,
+            release).
         control_weight (`str`, *optional*):
             K = 1: weight of the control. `"paper"`: ‖d‖²/h against λΦ. `"release"`: ρ(1−σ)‖d‖² against Φ. `"bayes"`:
             σ_y²‖d‖²/(2r²) against Φ, r² = h²/(h²+(1−h)²). `"paper"` when `None`.
         rho (`float`, defaults to 64.0): ρ of `control_weight="release"`.
         noise_std (`float`, *optional*): σ_y, standard deviation of the measurement's noise.
         churn (`float`, defaults to 0.0):
-            η in [0, 1], K = 1 only: replaces that share of the implied noise by fresh noise, which lets an operator with a
-            large null space forget the first draw. 0 is exactly the paper's method.
+            η in [0, 1], K = 1 only: replaces that share of the implied noise by fresh noise, which lets an operator
+            with a large null space forget the first draw. 0 is exactly the paper's method.
         warm_start (`bool`, defaults to `True`): K > 1: start from the last plan, shifted by one step.
         lambda_scaling (`str`, defaults to `"none"`): `"dt"` mode: `"inverse_dt"` uses λ/Δ.
         record_endpoints (`bool`, defaults to `False`): Keep the controlled endpoint of each step in `endpoints`.

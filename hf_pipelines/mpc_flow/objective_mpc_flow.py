@@ -20,8 +20,8 @@ class MeasurementObjective:
         noise (noise model, *optional*): Chooses the data term; Gaussian when `None`.
         noise_std (`float`, *optional*): σ_y, for `phi_scale="noise"`.
         phi_scale (`str`, defaults to `"sum"`):
-            `"sum"`: Φ as above. `"noise"`: divided by σ_y². `"mean"`: mean squared residual, so that the weight does not
-            depend on the image's size (the scale of the FLUX.2 release).
+            `"sum"`: Φ as above. `"noise"`: divided by σ_y². `"mean"`: mean squared residual, so that the weight does
+            not depend on the image's size (the scale of the FLUX.2 release).
 
     Raises:
         ValueError: `phi_scale` is unknown, or needs a `noise_std` that is missing; `y` cannot be a measurement.

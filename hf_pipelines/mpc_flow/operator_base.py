@@ -19,8 +19,8 @@ from hf_pipelines.mpc_flow.noise_mpc_flow import GaussianNoise
 class Operator(SchedulerMixin, ConfigMixin):
     """Base of all measurement operators y = A(x) + noise.
 
-    `SchedulerMixin` is what diffusers calls a pipeline component that is a config and nothing else: with it an operator
-    saves and loads with its pipeline, as `operator/operator_config.json`.
+    `SchedulerMixin` is what diffusers calls a pipeline component that is a config and nothing else: with it an
+    operator saves and loads with its pipeline, as `operator/operator_config.json`.
     """
 
     config_name = "operator_config.json"
@@ -61,7 +61,8 @@ class Operator(SchedulerMixin, ConfigMixin):
 
         Args:
             x (`torch.Tensor` of shape `(batch, channels, height, width)`): True images in [−1, 1].
-            noise_std (`float`, *optional*): Standard deviation of Gaussian noise; short for `noise=GaussianNoise(std)`.
+            noise_std (`float`, *optional*): Standard deviation of Gaussian noise; short for
+                `noise=GaussianNoise(std)`.
             noise (a noise model of this package, *optional*): For example `PoissonNoise(50)`.
             generator (`torch.Generator`, *optional*): Makes the noise reproducible.
 
@@ -208,7 +209,8 @@ def check_images(x: torch.Tensor, name: str) -> None:
         raise ValueError(f"`{name}` must be a float tensor of images in [-1, 1], got {kind}; see `preprocess`.")
     if x.numel() and float(x.min()) >= 0 and float(x.max()) > 1.5:
         raise ValueError(
-            f"`{name}` spans [{float(x.min()):.3g}, {float(x.max()):.3g}]; images must be in [-1, 1], see `preprocess`."
+            f"`{name}` spans [{float(x.min()):.3g}, {float(x.max()):.3g}]; images must be in [-1, 1], see "
+            "`operators.preprocess`."
         )
 
 

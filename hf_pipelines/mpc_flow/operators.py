@@ -7,8 +7,8 @@
     >>> y.shape
     torch.Size([1, 1, 16, 16])
 
-A linear operator has its adjoint `At`, its proximal map `prox` and a back-projection `pinv`; a nonlinear one has `A` and
-`pinv`.
+A linear operator has its adjoint `At`, its proximal map `prox` and a back-projection `pinv`; a nonlinear one has `A`
+and `pinv`.
 """
 
 from typing import Any
@@ -133,8 +133,8 @@ class BoxInpaint(_MaskOperator):
 class RandomInpaint(_MaskOperator):
     """Each pixel is missing with probability `p`, all channels of it together.
 
-    The masks are drawn once per shape from the operator's own seed, image by image, and kept: A, Aᵀ and every later call
-    see the same ones, and image i has the same mask in any batch.
+    The masks are drawn once per shape from the operator's own seed, image by image, and kept: A, Aᵀ and every later
+    call see the same ones, and image i has the same mask in any batch.
 
     Args:
         p (`float`): Probability that a pixel is missing.

@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ class MPCFlowOutput(BaseOutput):
 
     Args:
         images (`list[PIL.Image.Image]`, `np.ndarray` or `torch.Tensor`): The restored images.
-        log (`list[dict]`): One entry per step: `step`, `sigma`, `objective`, `control_norm`, `nonfinite_images`; with a
-            `reference` the last one also holds `psnr` and `degraded_psnr`.
+        log (`list[dict]`): One entry per step: `step`, `sigma`, `objective`, `control_norm`, `nonfinite_images`; with
+            a `reference` the last one also holds `psnr` and `degraded_psnr`.
         nfe (`int`): Network evaluations, one per velocity.
         nbp (`int`): Those that carried a graph for a backward pass; 0 for K = 1.
         data_rmse (`torch.Tensor` of shape `(batch,)` or `None`): ‖A(x) − y‖/√n of the result.
@@ -44,10 +45,12 @@ class MPCFlowOutput(BaseOutput):
 
 
 class MPCFlowPipeline(ControlledPipeline):
-    """Restore images from measurements y = A(x) + noise with a pretrained flow model, without training (arXiv 2601.23231).
+    """Restore images from measurements y = A(x) + noise with a pretrained flow model, without training (arXiv
+    2601.23231).
 
     Args:
-        base ([`~diffusers.DiffusionPipeline`]): Any flow-matching pipeline: FLUX, FLUX.2, SD3, Z-Image, the embedded ones.
+        base ([`~diffusers.DiffusionPipeline`]): Any flow-matching pipeline: FLUX, FLUX.2, SD3, Z-Image, the embedded
+            ones.
         operator ([`Operator`], *optional*): The default measurement operator; saved with the pipeline.
 
     Example:
@@ -66,6 +69,10 @@ class MPCFlowPipeline(ControlledPipeline):
         super().__init__()
         self._check_base(base)
         self.register_modules(base=base, operator=operator)
+
+    @classmethod
+    def _load_component(cls, name: str, folder: Path) -> Operator:
+        return Operator.from_pretrained(folder)
 
     def __call__(
         self,
@@ -99,13 +106,25 @@ class MPCFlowPipeline(ControlledPipeline):
         """Restore images.
 
         Args:
-            y (`torch.Tensor`, *optional*): Measurement, its first axis the batch; see `operators.preprocess` for pictures.
+            y (`torch.Tensor`, *optional*): Measurement, its first axis the batch; see `operators.preprocess` for
+                pictures.
             operator ([`Operator`], *optional*): A; the pipeline's own when `None`.
             objective (`Callable`, *optional*):
-                Instead of `y` and `operator`: images (B, C, H, W) in [0, 1] → one differentiable value per image, smaller
-                is better.
-            mode, horizon_steps, lam, n_ctrl, lr, solver, control_param, control_weight, rho, churn, warm_start,
-                lambda_scaling, record_endpoints: See [`MPCFlowController`].
+                Instead of `y` and `operator`: images (B, C, H, W) in [0, 1] → one differentiable value per image,
+                smaller is better.
+            mode (`str`, defaults to `"rhc"`): `"rhc"` or `"dt"`; this and the next twelve as in [`MPCFlowController`].
+            horizon_steps (`int` or `"full"`, *optional*): K, planning steps of `"rhc"`.
+            lam (`float` or `"auto"`, defaults to 100.0): λ, weight of the data.
+            n_ctrl (`int`, defaults to 20): Adam iterations per step.
+            lr (`float`, defaults to 0.1): Adam step size.
+            solver (`str`, defaults to `"auto"`): `"prox"`, `"adam"` or `"auto"`.
+            control_param (`str`, defaults to `"u"`): Variable of Adam, `"u"` or `"d"`.
+            control_weight (`str`, *optional*): `"paper"`, `"release"` or `"bayes"`.
+            rho (`float`, defaults to 64.0): ρ of `control_weight="release"`.
+            churn (`float`, defaults to 0.0): Share of the implied noise that is renewed at each step.
+            warm_start (`bool`, defaults to `True`): Start from the last plan.
+            lambda_scaling (`str`, defaults to `"none"`): `"none"` or `"inverse_dt"`.
+            record_endpoints (`bool`, defaults to `False`): Keep the endpoint estimate of each step.
             noise (noise model, *optional*): Chooses the data term Φ; Gaussian when `None`.
             noise_std (`float`, *optional*): σ_y; with `lam="auto"` it replaces tuning.
             phi_scale (`str`, defaults to `"sum"`): `"sum"`, `"noise"` or `"mean"`, see [`MeasurementObjective`].
@@ -184,7 +203,9 @@ class MPCFlowPipeline(ControlledPipeline):
         known = inspect.signature(self.base.__call__).parameters
         unknown = [name for name in given if name not in known]
         if unknown:
-            raise ValueError(f"{', '.join(map(repr, unknown))}: no argument of {type(self.base).__name__} or of MPC-Flow.")
+            raise ValueError(
+                f"{', '.join(map(repr, unknown))}: no argument of {type(self.base).__name__} or of MPC-Flow."
+            )
         arguments = dict(given)
         if y is None:
             return arguments

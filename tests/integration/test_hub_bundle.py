@@ -1,37 +1,8 @@
 """Imports are followed and rewritten so that code runs in a flat folder."""
 
-import importlib
-import sys
-import textwrap
-
 import pytest
 
-import hf_models
 from hf_pipelines.code_bundle import find_cycle, flatten, package_closure, resolve
-
-PACKAGE = "import lazy_loader\n\n__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)\n"
-
-
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Write modules of throw-away rooms `hf_models.room_…`: source by path below `hf_models`."""
-    monkeypatch.setattr(hf_models, "__path__", [*hf_models.__path__, str(tmp_path)])
-
-    def write_modules(**sources: str) -> None:
-        for name, source in sources.items():
-            room, _, module = name.partition("__")
-            folder = tmp_path / f"room_{room}"
-            folder.mkdir(exist_ok=True)
-            if not (folder / "__init__.py").exists():
-                (folder / "__init__.py").write_text(PACKAGE)
-                (folder / "__init__.pyi").write_text("")
-            file = "__init__.pyi" if module == "stub" else "__init__.py" if module == "init" else f"{module}.py"
-            (folder / file).write_text(textwrap.dedent(source), encoding="utf-8")
-        importlib.invalidate_caches()
-
-    yield write_modules
-    for name in [name for name in sys.modules if name.startswith("hf_models.room_")]:
-        del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -71,8 +42,8 @@ def write(tmp_path, monkeypatch):
         ('TEXT = "from hf_models.room_b.y import Y"', 'TEXT = "from hf_models.room_b.y import Y"'),
     ],
 )
-def test_import_is_rewritten_when_flattened(write, before, after):
-    write(
+def test_import_is_rewritten_when_flattened(write_modules, before, after):
+    write_modules(
         a__x=before + "\n",
         a__c="C = 1\n",
         b__y="Y = other = 1\n",
@@ -83,13 +54,15 @@ def test_import_is_rewritten_when_flattened(write, before, after):
     assert text.partition("\n\n# The Hub loaders")[0].strip() == after
 
 
-def test_files_are_those_needed_when_flattened(write):
-    write(a__x="from .y import Y\n", a__y="from hf_models.room_b.z import Z as Y\n", a__unused="", b__z="Z = 1\n")
+def test_files_are_those_needed_when_flattened(write_modules):
+    write_modules(
+        a__x="from .y import Y\n", a__y="from hf_models.room_b.z import Z as Y\n", a__unused="", b__z="Z = 1\n"
+    )
     assert list(flatten("hf_models.room_a.x")) == ["x.py", "y.py", "z.py"]
 
 
-def test_indirect_modules_are_named_when_the_loader_would_miss_them(write):
-    write(a__x="from .y import Y\n", a__y="def f():\n    from . import z\n", a__z="Z = 1\n")
+def test_indirect_modules_are_named_when_the_loader_would_miss_them(write_modules):
+    write_modules(a__x="from .y import Y\n", a__y="def f():\n    from . import z\n", a__z="Z = 1\n")
     files = flatten("hf_models.room_a.x")
     assert "if False:\n    from .z import __name__ as _z  # noqa: F401\n" in files["x.py"]
     assert (
@@ -98,30 +71,30 @@ def test_indirect_modules_are_named_when_the_loader_would_miss_them(write):
     assert files["z.py"] == "Z = 1\n"
 
 
-def test_loaders_find_every_file_when_they_read_the_entry_alone(write, tmp_path):
+def test_loaders_find_every_file_when_they_read_the_entry_alone(write_modules, tmp_path):
     from diffusers.utils.dynamic_modules_utils import get_relative_imports
 
-    write(a__x="from .y import Y\n", a__y="from .z import Y\n", a__z="from hf_models.room_b import Y\n")
-    write(b__stub="from .w import Y as Y\n", b__w="Y = 1\n")
+    write_modules(a__x="from .y import Y\n", a__y="from .z import Y\n", a__z="from hf_models.room_b import Y\n")
+    write_modules(b__stub="from .w import Y as Y\n", b__w="Y = 1\n")
     files = flatten("hf_models.room_a.x")
     (tmp_path / "x.py").write_text(files["x.py"])
     assert {f"{name}.py" for name in get_relative_imports(tmp_path / "x.py")} == set(files) - {"x.py"}
 
 
-def test_bytes_are_the_same_when_a_module_is_entry_or_companion(write):
-    write(a__x="from .y import Y\n", a__y="from .z import Y\n", a__z="from .w import Y\n", a__w="Y = 1\n")
+def test_bytes_are_the_same_when_a_module_is_entry_or_companion(write_modules):
+    write_modules(a__x="from .y import Y\n", a__y="from .z import Y\n", a__z="from .w import Y\n", a__w="Y = 1\n")
     whole, part = flatten("hf_models.room_a.x"), flatten("hf_models.room_a.y")
     assert part == {name: whole[name] for name in part}
 
 
-def test_module_in_a_subfolder_is_named_when_asked(write):
-    write(a__x="X = 1\n")
+def test_module_in_a_subfolder_is_named_when_asked(write_modules):
+    write_modules(a__x="X = 1\n")
     text = flatten("hf_models.room_a.x", named=["model.codec"])["x.py"]
     assert "    from .model.codec import __name__ as _model_codec  # noqa: F401\n" in text
 
 
-def test_flattening_ends_when_modules_import_each_other(write):
-    write(a__x="from .y import Y\nX = 1\n", a__y="Y = 1\ndef f():\n    from .x import X\n", a__z="")
+def test_flattening_ends_when_modules_import_each_other(write_modules):
+    write_modules(a__x="from .y import Y\nX = 1\n", a__y="Y = 1\ndef f():\n    from .x import X\n", a__z="")
     assert set(flatten("hf_models.room_a.x")) == {"x.py", "y.py"}
     assert find_cycle("hf_models.room_a.x") in ("hf_models.room_a.x", "hf_models.room_a.y")
     assert find_cycle("hf_models.room_a.z") is None
@@ -148,8 +121,8 @@ def test_flattening_ends_when_modules_import_each_other(write):
         ("from hf_models.room_d import here\n", r"defined in .*room_d.*__init__\.py"),
     ],
 )
-def test_flattening_is_refused_when_an_import_cannot_travel(write, source, message):
-    write(
+def test_flattening_is_refused_when_an_import_cannot_travel(write_modules, source, message):
+    write_modules(
         a__x=source,
         b__y="Y = 1\n",
         c__y="Y = 2\n",

@@ -1,7 +1,7 @@
 """The real clients load our repositories over HTTP from a Hub on localhost."""
 
 import pytest
-from conftest import DIGEST, run_clean
+from hub_processes import DIGEST, run_clean
 from hub_server import HubServer
 
 WARM = DIGEST + "from diffusers import DiffusionPipeline\nfrom transformers import AutoModel, pipeline\n"

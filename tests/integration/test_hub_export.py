@@ -5,11 +5,23 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import DIGEST, run_clean
+from hub_processes import DIGEST, run_clean, run_python
 
 from hf_pipelines import hub
 
 WARM = DIGEST + "from diffusers import DiffusionPipeline\nfrom transformers import AutoModel, AutoConfig, pipeline\n"
+
+SHIPPED = [info.name for info in hub.list_repos() if info.kind == "model"]
+LOAD_ANY = """
+import json, pathlib, transformers
+folder = pathlib.Path({folder!r})
+if (folder / "model_index.json").is_file():
+    result = type(DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)).__module__
+else:
+    names = json.loads((folder / "config.json").read_text()).get("auto_map", {{"AutoConfig": None}})
+    loaded = [getattr(transformers, name).from_pretrained(folder, trust_remote_code=True) for name in names]
+    result = type(loaded[-1]).__module__
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +44,20 @@ result = [type(model).__name__, model(torch.tensor([[1.0, 2.0]])).score.tolist()
 result = pipeline("toy-task", model={toy}, trust_remote_code=True)({{"values": [1.0, 2.0]}})""",
         "import": "import hf_models; result = None",
     }
+    shipped = tmp_path_factory.mktemp("shipped")
+    for name in SHIPPED:
+        jobs[f"shipped {name}"] = LOAD_ANY.format(folder=str(hub.export(name, shipped / name, kind="model")))
     return run_clean(tmp_path_factory.mktemp("clean"), jobs, WARM)
 
 
 def test_process_is_clean_when_our_package_is_blocked(answers):
     assert answers["import"]["error"] == "ModuleNotFoundError"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_repository_loads_when_our_package_is_absent(answers, name):
+    assert "result" in answers[f"shipped {name}"], answers[f"shipped {name}"]["traceback"]
+    assert answers[f"shipped {name}"]["result"].partition(".")[0] in ("diffusers_modules", "transformers_modules")
 
 
 def test_images_are_bit_equal_when_the_pipeline_comes_from_an_export(answers, reference):
@@ -110,9 +131,10 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_export_is_the_same_when_it_is_repeated(exports, tmp_path):
-    hub.export("digits-16x16", tmp_path / "twice")
-    hub.export("digits-16x16", tmp_path / "twice")
-    assert tree(tmp_path / "twice") == tree(exports / "digits-16x16")
+    source = exports / "saved/toy-nested-bare"
+    before = tree(hub.export(source, tmp_path / "out"))
+    assert tree(hub.export(source, tmp_path / "out")) == before
+    assert tree(hub.export(source, tmp_path / "other")) == before
 
 
 @pytest.mark.parametrize("name", ["digits-16x16", "toy-nested"])
@@ -206,3 +228,13 @@ def test_repos_are_listed_when_shipped():
     found = {(info.name, info.kind): info for info in hub.list_repos()}
     assert found["digits-16x16", "model"].size > 4_000_000
     assert found["digits", "dataset"].path is None
+
+
+def test_shipped_repositories_are_found_when_installed_from_a_wheel(tmp_path):
+    root = Path(hub.__file__).parent.parent
+    for package in ("hf_models", "hf_pipelines", "datasets_scripts"):
+        shutil.copytree(root / package, tmp_path / "site" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shipped = tmp_path / "site/hf_pipelines/_shipped/model_cards/digits-8x8"
+    shutil.copytree(hub.repo("digits-8x8"), shipped)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from hf_pipelines import hub; print(hub.repo('digits-8x8'))"
+    assert run_python(code, tmp_path / "site", cwd=tmp_path).strip() == str(shipped)

@@ -1,0 +1,234 @@
+"""What every `benchmark_<slug>.py` returns, and how the command line finds and writes it.
+
+A method's benchmark is the function `run(quick, seed, device) -> BenchmarkResult` in `hf_pipelines/<slug>/
+benchmark_<slug>.py`; it may also have `run_performance(seed, device)`. Nothing else has to be registered.
+"""
+
+import importlib
+import importlib.metadata
+import json
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import yaml
+
+from hf_pipelines import hub
+
+PACKAGES = ("torch", "diffusers", "transformers", "datasets", "accelerate", "numpy")
+
+
+@dataclass
+class Row:
+    """One line of a benchmark's table.
+
+    Args:
+        name (`str`): Method and setting.
+        metrics (`dict[str, float | str]`): Named values.
+        ours (`bool`, defaults to `False`): Whether it is the method itself, whose values go into its card's results.
+    """
+
+    name: str
+    metrics: dict[str, Any]
+    ours: bool = False
+
+
+@dataclass
+class Comparison:
+    """The line of a method in the table of `closedloop demo`: its value beside a baseline's.
+
+    Args:
+        baseline (`str`): Name of the baseline.
+        metric (`str`): Name of the metric with its unit.
+        value, baseline_value (`float`): What the method and the baseline reach.
+        higher_is_better (`bool`, defaults to `True`): Direction of the metric.
+    """
+
+    baseline: str
+    metric: str
+    value: float
+    baseline_value: float
+    higher_is_better: bool = True
+
+    @property
+    def wins(self) -> bool:
+        """Whether the method is strictly better."""
+        return (self.value > self.baseline_value) == self.higher_is_better and self.value != self.baseline_value
+
+
+@dataclass
+class Bar:
+    """A claim of the method's acceptance section, checked.
+
+    Args:
+        claim (`str`): What is claimed.
+        value (`float`): What was measured.
+        limit (`float`): The bar.
+        at_least (`bool`, defaults to `True`): Whether the value must reach the limit or stay below it.
+    """
+
+    claim: str
+    value: float
+    limit: float
+    at_least: bool = True
+
+    @property
+    def passed(self) -> bool:
+        """Whether the claim holds; never for NaN."""
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+@dataclass
+class BenchmarkResult:
+    """Everything a benchmark found.
+
+    Args:
+        slug (`str`): The method.
+        seed (`int`): Seed of the run.
+        quick (`bool`): Whether this is the short run of `closedloop demo`.
+        rows (`list[Row]`): The table.
+        comparisons (`list[Comparison]`): Lines of the demo's table.
+        bars (`list[Bar]`): Checked claims.
+        figures (`dict[str, matplotlib.figure.Figure]`): Pictures by name.
+        card_tables (`dict[str, str]`): Markdown tables that the model card shows between
+            `<!-- begin NAME -->` and `<!-- end NAME -->`.
+        repo (`str`, *optional*): The model card that the results belong to.
+        dataset (`str`): Hub id of the data, for the card's results.
+        seconds (`float`): Wall time, filled in by [`measured`].
+        peak_memory_bytes (`int`): Peak resident memory of the process (or of the GPU), filled in by [`measured`].
+    """
+
+    slug: str
+    seed: int
+    quick: bool
+    rows: list[Row] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    card_tables: dict[str, str] = field(default_factory=dict)
+    repo: str | None = None
+    dataset: str = ""
+    seconds: float = 0.0
+    peak_memory_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        return {
+            "slug": self.slug,
+            "seed": self.seed,
+            "quick": self.quick,
+            "rows": [{"name": row.name, "metrics": row.metrics} for row in self.rows],
+            "bars": [
+                {
+                    "claim": bar.claim,
+                    "value": bar.value,
+                    "limit": bar.limit,
+                    "relation": ">=" if bar.at_least else "<=",
+                    "passed": bar.passed,
+                }
+                for bar in self.bars
+            ],
+            "seconds": round(self.seconds, 2),
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        }
+
+    def save_figures(self, folder: Path) -> list[Path]:
+        """Write the figures as PNG files into `folder` and return their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for name, figure in self.figures.items():
+            paths.append(folder / f"{self.slug}_{name}.png")
+            figure.savefig(paths[-1], dpi=150, bbox_inches="tight")
+        return paths
+
+    def save_eval_results(self, folder: Path, name: str) -> Path:
+        """Write `.eval_results/<name>.yaml` below a model card, in the Hub's format, and the full table as JSON.
+
+        Args:
+            folder (`Path`): The repo's folder.
+            name (`str`): Stem of the two files.
+
+        Returns:
+            `Path`: the YAML file.
+        """
+        from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+        entries = [
+            EvalResultEntry(
+                dataset_id=self.dataset,
+                task_id=f"{row.name}/{metric}",
+                value=value,
+                date=time.strftime("%Y-%m-%d"),
+                notes=f"closedloop bench {self.slug} --seed {self.seed}",
+            )
+            for row in self.rows
+            if row.ours
+            for metric, value in row.metrics.items()
+            if isinstance(value, (int, float))
+        ]
+        target = folder / ".eval_results"
+        target.mkdir(parents=True, exist_ok=True)
+        (target / f"{name}.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        path = target / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
+        return path
+
+    def update_card(self, readme: Path) -> bool:
+        """Put the tables between their markers in a model card; returns whether the file changed."""
+        before = text = readme.read_text(encoding="utf-8")
+        for name, table in self.card_tables.items():
+            pattern = rf"(<!-- begin {re.escape(name)} -->\n).*?(<!-- end {re.escape(name)} -->)"
+            text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text, flags=re.DOTALL)
+        if text != before:
+            readme.write_text(text, encoding="utf-8")
+        return text != before
+
+
+@contextmanager
+def measured(result: BenchmarkResult, device: str = "cpu") -> Iterator[BenchmarkResult]:
+    """Fill in wall time and peak memory of the block."""
+    cuda = torch.device(device).type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    yield result
+    result.seconds = time.perf_counter() - start
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts kB on Linux
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    result.peak_memory_bytes = torch.cuda.max_memory_allocated() if cuda else resident
+
+
+def find_benchmarks() -> list[str]:
+    """Slugs of all rooms that have a benchmark, in order of name."""
+    rooms = Path(__file__).parent
+    return sorted(
+        path.parent.name for path in rooms.glob("*/benchmark_*.py") if path.stem == f"benchmark_{path.parent.name}"
+    )
+
+
+def load_benchmark(slug: str) -> ModuleType:
+    """Import the benchmark of a method.
+
+    Raises:
+        ValueError: There is no such method.
+    """
+    if slug not in find_benchmarks():
+        raise ValueError(f"no method {slug!r}; there is {', '.join(find_benchmarks())}.")
+    return importlib.import_module(f"hf_pipelines.{slug}.benchmark_{slug}")
+
+
+def card_folder(result: BenchmarkResult) -> Path | None:
+    """The checked-out model card a result belongs to; `None` in an installed wheel, which is nobody's to write to."""
+    if result.repo is None:
+        return None
+    folder = Path(hub.repo(result.repo))
+    return folder if folder.is_dir() and "_shipped" not in folder.parts else None
