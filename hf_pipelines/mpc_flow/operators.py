@@ -366,7 +366,10 @@ class Compose(LinearOperator):
         if not operators:
             raise ValueError("`operators` must name at least one operator.")
         self.operators = [o if isinstance(o, Operator) else operator_from_config(dict(o)) for o in operators]
-        configs = [{**operator.config, "_class_name": type(operator).__name__} for operator in self.operators]
+        configs = [
+            {"_class_name": type(operator).__name__, **{k: v for k, v in operator.config.items() if k[0] != "_"}}
+            for operator in self.operators
+        ]
         self.register_to_config(operators=configs)
 
     @property

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # the modules beside this file, 
 import tab_paths_mpc_flow as tab_paths
 import tab_restore_mpc_flow as tab_restore
 
-# pixel art: without this a browser smooths the enlarged pixels
 CSS = """
+/* enlarged pixels keep their borders */
 .pixels img { image-rendering: pixelated; }
-.thumbnails .thumbnail-item { min-width: 0; }
-footer { opacity: 0.7; }
+.thumbnails .grid-container { grid-template-columns: repeat(10, minmax(0, 1fr)) !important; gap: 4px; padding: 6px; }
+.thumbnails .thumbnail-item { width: 100%; min-width: 0; height: auto; }
 """
 LAUNCH_KWARGS: dict[str, Any] = {
     "theme": gr.themes.Soft(primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["monospace"]),

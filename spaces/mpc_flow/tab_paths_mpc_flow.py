@@ -53,9 +53,8 @@ def build_tab() -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=340):
             density = gr.Radio(choices(paths.DENSITIES), value="two_modes", label="Data density (green)")
-            with gr.Row():
-                start_1 = gr.Slider(-3, 3, value=-0.3, step=0.1, label="Start x₁", min_width=150)
-                start_2 = gr.Slider(-3, 3, value=-0.2, step=0.1, label="Start x₂", min_width=150)
+            start_1 = gr.Slider(-3, 3, value=-0.3, step=0.1, label="Start x₁")
+            start_2 = gr.Slider(-3, 3, value=-0.2, step=0.1, label="Start x₂")
             observed = gr.Slider(-3, 3, value=2, step=0.1, label="Measured x₁", info="x₂ is left to the model")
             log10_lam = gr.Slider(
                 *LOG10_LAM_RANGE,
@@ -71,4 +70,6 @@ def build_tab() -> None:
             figure = gr.Plot(label="Paths", format="png", show_label=False)
             table = gr.Dataframe(headers=PATH_HEADERS, interactive=False, wrap=True)
     inputs = [density, start_1, start_2, observed, log10_lam, steps, planners]
-    button.click(plan_paths, inputs, [figure, table], api_name="plan_paths", concurrency_limit=1)
+    button.click(
+        plan_paths, inputs, [figure, table], api_name="plan_paths", show_progress_on=figure, concurrency_limit=1
+    )

@@ -3,6 +3,7 @@
 from typing import Any
 
 import gradio as gr
+import numpy as np
 import pictures_mpc_flow as pictures
 import restore_mpc_flow as restoring
 import torch
@@ -11,11 +12,24 @@ from restore_mpc_flow import METHODS, PROBLEMS
 
 SOURCES = {"digit": "Test digit", "upload": "Upload", "draw": "Draw"}
 NUM_THUMBNAILS = 20
+CANVAS = 320  # pixels a side
 TABLE_HEADERS = ["", "Truth", "Degraded", "Restored"]
 PRIOR_NOTE = (
-    "**Your own picture.** The model has only seen handwritten digits: anything else is pulled towards one. The "
-    "picture was made grey, cropped to its centre and shrunk to 16×16."
+    "**Your own picture.** It was shrunk to 16×16 grey pixels. The model has only seen handwritten digits: anything "
+    "else is pulled towards one."
 )
+READING_GUIDE = """
+**How to read this**
+
+*Measurement*: y projected back to an image, for people; the method sees y itself.
+
+*Endpoint estimate*: what the model expects the final image to be, step by step.
+
+*Nearest training digit*: a model that only remembers would restore exactly this.
+
+*Residual, error*: blue below zero, red above; full colour at the value in the title. A good residual looks like
+the noise.
+"""
 
 
 def _truth(source: str, digit: int, file: str | None, drawing: dict | None) -> torch.Tensor:
@@ -95,7 +109,7 @@ def restore(
     rows = restoring.scores(measured, restored)
     data, data_scale = pictures.to_signed_picture(restoring.residual(measured, restored.image))
     error, error_scale = pictures.to_signed_picture(restored.image - measured.truth)
-    endpoints = [pictures.to_picture(endpoint, 256) for endpoint in restored.endpoints]
+    endpoints = [pictures.to_picture(endpoint) for endpoint in restored.endpoints]
     count = len(endpoints)
     return (
         truth,
@@ -185,9 +199,10 @@ def _pick_digit(event: gr.SelectData) -> int:
     return event.index
 
 
-def _picture(label: str, **options) -> gr.Image:
-    settings = {"format": "png", "interactive": False, "height": 300, "buttons": ["fullscreen"], "min_width": 200}
-    return gr.Image(label=label, elem_classes="pixels", **{**settings, **options})
+def _picture(label: str) -> gr.Image:
+    return gr.Image(
+        label=label, format="png", interactive=False, buttons=["fullscreen"], min_width=200, elem_classes="pixels"
+    )
 
 
 def build_tab(page: gr.Blocks) -> None:
@@ -199,10 +214,11 @@ def build_tab(page: gr.Blocks) -> None:
                 thumbnails = gr.Gallery(
                     [pictures.to_picture(image, 64) for image in restoring.digits("test")[:NUM_THUMBNAILS]],
                     columns=10,
-                    height=116,
+                    height=96,
                     label="First test digits",
                     show_label=False,
                     allow_preview=False,
+                    buttons=[],
                     interactive=False,
                     elem_classes=["pixels", "thumbnails"],
                 )
@@ -210,14 +226,17 @@ def build_tab(page: gr.Blocks) -> None:
             with gr.Column(visible=False) as upload_column:
                 file = gr.File(label="PNG, JPEG, WebP, BMP or GIF, at most 16 megapixels", height=130)
             with gr.Column(visible=False) as draw_column:
+                gr.Markdown("Draw one digit with the brush, as large as the canvas. Ink becomes white.")
                 canvas = gr.ImageEditor(
-                    label="Draw one digit; ink becomes white",
+                    value=np.full((CANVAS, CANVAS), 255, dtype=np.uint8),
+                    label="Drawing",
+                    show_label=False,
                     type="numpy",
                     image_mode="L",
                     sources=(),
                     transforms=(),
                     layers=False,
-                    canvas_size=(320, 320),
+                    canvas_size=(CANVAS, CANVAS),
                     fixed_canvas=True,
                     brush=gr.Brush(default_size=32, colors=["#000000"], color_mode="fixed"),
                     height=400,
@@ -229,7 +248,7 @@ def build_tab(page: gr.Blocks) -> None:
                 restoring.MAX_NOISE,
                 value=PROBLEMS["random"].noise_std,
                 step=0.01,
-                label="Noise σ_y",
+                label="Noise level σ",
                 info="pixels span −1 … 1",
             )
             method = gr.Dropdown(choices(METHODS), value="k1_churn", label="Method")
@@ -242,9 +261,8 @@ def build_tab(page: gr.Blocks) -> None:
                 info="2 means λ = 100",
                 interactive=False,
             )
-            with gr.Row():
-                steps = gr.Slider(1, 100, value=METHODS["k1_churn"].steps, step=1, label="Steps N", min_width=150)
-                seed = gr.Number(value=0, precision=0, minimum=0, maximum=MAX_SEED, label="Seed", min_width=90)
+            steps = gr.Slider(1, 100, value=METHODS["k1_churn"].steps, step=1, label="Steps N")
+            seed = gr.Number(value=0, precision=0, minimum=0, maximum=MAX_SEED, label="Seed")
             with gr.Row():
                 degrade_button = gr.Button("Degrade")
                 restore_button = gr.Button("Restore", variant="primary")
@@ -256,17 +274,17 @@ def build_tab(page: gr.Blocks) -> None:
                 compare = gr.ImageSlider(
                     label="Measurement ↔ restored",
                     format="png",
-                    height=330,
                     interactive=False,
                     buttons=["fullscreen"],
                     elem_classes="pixels",
                 )
-                with gr.Column(min_width=240):
-                    endpoint = _picture("Endpoint estimate over time", height=262)
+                with gr.Column(min_width=200):
+                    endpoint = _picture("Endpoint estimate")
                     step = gr.Slider(1, 100, value=1, step=1, label="Step", interactive=False)
+                nearest = _picture("Nearest training digit")
             with gr.Row():
                 data_residual, error = _picture("Data residual A(x) − y"), _picture("Error x − truth")
-                nearest = _picture("Nearest training digit")
+                gr.Markdown(READING_GUIDE, container=True)
             table = gr.Dataframe(
                 headers=TABLE_HEADERS, interactive=False, wrap=True, column_widths=["46%", "18%", "18%", "18%"]
             )
@@ -279,14 +297,15 @@ def build_tab(page: gr.Blocks) -> None:
     network: dict[str, Any] = {"concurrency_id": "network", "concurrency_limit": 1}
     private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "queue": False}
 
-    restore_button.click(restore, settings, shown, api_name="restore", **network)
-    page.load(restore, settings, shown, api_visibility="private", **network)
+    restore_button.click(restore, settings, shown, api_name="restore", show_progress_on=restored, **network)
+    page.load(restore, settings, shown, api_visibility="private", show_progress_on=restored, **network)
     gr.on(
         [degrade_button.click, file.upload],
         degrade,
         [*measurement, seed],
         [truth, degraded, note],
         api_name="degrade",
+        show_progress_on=degraded,
     )
     step.input(
         show_endpoint,
