@@ -26,7 +26,8 @@ hub_app = typer.Typer(help="List, export, check and push repos of the Hub.", no_
 app.add_typer(data_app, name="data")
 app.add_typer(hub_app, name="hub")
 
-out_console = Console()
+# where the output is no terminal there is no width to respect, and a wide table must stay readable
+out_console = Console(width=None if sys.stdout.isatty() else 140)
 err_console = Console(stderr=True)
 
 Seed = Annotated[int, typer.Option(help="Seed of every random draw.")]

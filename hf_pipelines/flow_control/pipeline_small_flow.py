@@ -146,6 +146,9 @@ class SmallFlowPipeline(DiffusionPipeline):
             given = class_labels if class_labels is not None and len(class_labels) > 1 else latents
             num_images = len(given) if given is not None else 1 if class_labels is not None else 8
         self.check_inputs(class_labels, num_images, num_inference_steps, guidance_scale, latents, output_type)
+        unknown = set(callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)
+        if unknown:
+            raise ValueError(f"`callback_on_step_end_tensor_inputs` may hold 'latents' only, got {sorted(unknown)}.")
         if class_labels is not None and class_labels.shape[0] == 1:
             class_labels = class_labels.expand(num_images)
         if class_labels is not None and class_labels.shape[0] != num_images:
@@ -160,7 +163,7 @@ class SmallFlowPipeline(DiffusionPipeline):
             velocity = self._predict_velocity(latents, self.scheduler.sigmas[step].to(device), class_labels)
             latents = self.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
             if callback_on_step_end is not None:
-                tensors = {name: locals()[name] for name in callback_on_step_end_tensor_inputs}
+                tensors = {"latents": latents} if "latents" in callback_on_step_end_tensor_inputs else {}
                 latents = callback_on_step_end(self, step, timestep, tensors).pop("latents", latents)
 
         images = latents

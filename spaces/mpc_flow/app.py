@@ -27,7 +27,7 @@ LAUNCH_KWARGS: dict[str, Any] = {
 
 def build() -> gr.Blocks:
     """Build the page; it is not launched."""
-    with gr.Blocks(title="MPC-Flow", fill_width=True) as page:
+    with gr.Blocks(title="MPC-Flow", fill_width=True, delete_cache=(3600, 3600)) as page:
         gr.Markdown(
             "# MPC-Flow: restore images by steering a flow model\n"
             "A small flow model of handwritten digits, steered by model predictive control towards the measurement "
@@ -43,7 +43,7 @@ def build() -> gr.Blocks:
 
             with gr.Tab("Guide a text-to-image model"):
                 text_to_image.build_tab()
-    return page
+    return page.queue(max_size=64)
 
 
 demo = build()

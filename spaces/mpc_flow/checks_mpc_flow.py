@@ -28,7 +28,8 @@ def check_number(name: str, value: Any, low: float, high: float, whole: bool = F
     """Return `value` if it is a finite number in [low, high], else raise `ValueError` that says so."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not low <= value <= high or (whole and value != int(value)):
-        raise ValueError(f"{name} must be a {'whole ' * whole}number from {low:g} to {high:g}, got {value!r}.")
+        low, high = (int(bound) if bound == int(bound) else bound for bound in (low, high))
+        raise ValueError(f"{name} must be a {'whole ' * whole}number from {low} to {high}, got {value!r}.")
     return int(value) if whole else float(value)
 
 

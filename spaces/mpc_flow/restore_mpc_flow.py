@@ -30,12 +30,14 @@ class Problem:
         operator (`Callable`): Seed → operator.
         noise_std (`float`): σ_y to start with.
         log10_lam (`float`): log₁₀ λ to start with, as tuned on digits.
+        note (`str`): What people should know of it.
     """
 
     label: str
     operator: Callable[[int], operators.Operator]
     noise_std: float = 0.05
     log10_lam: float = 2.0
+    note: str = ""
 
 
 PROBLEMS = {
@@ -48,7 +50,11 @@ PROBLEMS = {
     "super_resolution": Problem("Low resolution, 8×8", lambda seed: operators.SuperResolution(2)),
     "hdr": Problem("Overexposure (HDR), nonlinear", lambda seed: operators.HDR()),
     "tanh_blur": Problem("tanh of a blur, nonlinear", lambda seed: operators.NonlinearBlur(9, 1.0)),
-    "phase": Problem("Fourier magnitudes only (phase retrieval)", lambda seed: operators.PhaseRetrieval(2.0)),
+    "phase": Problem(
+        "Fourier magnitudes only (phase retrieval)",
+        lambda seed: operators.PhaseRetrieval(2.0),
+        note="An image and the same one turned by 180° have the same Fourier magnitudes: either may come out.",
+    ),
 }
 
 

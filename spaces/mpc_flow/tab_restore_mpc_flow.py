@@ -41,7 +41,13 @@ def _truth(source: str, digit: int, file: str | None, drawing: dict | None) -> t
 
 @readable
 def degrade(
-    source: str, digit: int, file: str | None, drawing: dict | None, problem: str, noise_std: float, seed: int
+    source: str = "digit",
+    digit: int = 8,
+    file: str | None = None,
+    drawing: dict | None = None,
+    problem: str = "random",
+    noise_std: float = 0.01,
+    seed: int = 0,
 ) -> tuple:
     """Simulate a measurement of an image.
 
@@ -64,17 +70,17 @@ def degrade(
 
 @readable
 def restore(
-    source: str,
-    digit: int,
-    file: str | None,
-    drawing: dict | None,
-    problem: str,
-    noise_std: float,
-    method: str,
-    log10_lam: float,
-    auto_lam: bool,
-    steps: int,
-    seed: int,
+    source: str = "digit",
+    digit: int = 8,
+    file: str | None = None,
+    drawing: dict | None = None,
+    problem: str = "random",
+    noise_std: float = 0.01,
+    method: str = "k1_churn",
+    log10_lam: float = 2.0,
+    auto_lam: bool = True,
+    steps: int = 50,
+    seed: int = 0,
     progress: gr.Progress = gr.Progress(),  # noqa: B008  (gradio finds it by its default)
 ) -> tuple:
     """Simulate a measurement of an image and restore the image from it.
@@ -109,25 +115,24 @@ def restore(
     rows = restoring.scores(measured, restored)
     data, data_scale = pictures.to_signed_picture(restoring.residual(measured, restored.image))
     error, error_scale = pictures.to_signed_picture(restored.image - measured.truth)
-    endpoints = [pictures.to_picture(endpoint) for endpoint in restored.endpoints]
-    count = len(endpoints)
+    count = len(restored.endpoints)
     return (
         truth,
         degraded,
         image,
         (degraded, image),
-        endpoints[-1],
+        pictures.to_picture(restored.endpoints[-1]),
         gr.Slider(1, count, value=count, step=1, interactive=count > 1),
         gr.Image(data, label=f"Data residual A(x) − y, ±{data_scale:.2f}"),
         gr.Image(error, label=f"Error x − truth, ±{error_scale:.2f}"),
         pictures.to_picture(restoring.nearest_training_digit(restored.image)),
         rows,
-        _summary(rows, chosen, lam, source),
-        endpoints,
+        _summary(rows, chosen, lam, [PROBLEMS[problem].note, PRIOR_NOTE if source != "digit" else ""]),
+        restored.endpoints,
     )
 
 
-def _summary(rows: list[list[str]], method: restoring.Method, lam: float | str, source: str) -> str:
+def _summary(rows: list[list[str]], method: restoring.Method, lam: float | str, notes: list[str]) -> str:
     cells = {name: values for name, *values in rows}
     _, before, after = rows[0][1:]
     weight = "λ from the noise level" if lam == "auto" else f"λ = {lam:.3g}"
@@ -136,11 +141,11 @@ def _summary(rows: list[list[str]], method: restoring.Method, lam: float | str, 
         f"{f', {weight}' if method.uses_lam else ''}: {cells['Network calls, forward'][2]} network calls, "
         f"{cells['Network calls, backward'][2]} of them with a backward pass, {cells['Seconds'][2]} s."
     )
-    return text if source == "digit" else f"{text}\n\n{PRIOR_NOTE}"
+    return "\n\n".join([text, *filter(None, notes)])
 
 
 @readable
-def show_endpoint(step: int, endpoints: list | None) -> Any:
+def show_endpoint(step: int, endpoints: torch.Tensor | None) -> Any:
     """Show what the model expected the final image to be at a step of the last restoration.
 
     Args:
@@ -150,9 +155,9 @@ def show_endpoint(step: int, endpoints: list | None) -> Any:
     Returns:
         Picture of the endpoint estimate.
     """
-    if not endpoints:
+    if endpoints is None:
         raise ValueError("There are no estimates yet: restore an image first.")
-    return endpoints[check_number("The step", step, 1, len(endpoints), whole=True) - 1]
+    return pictures.to_picture(endpoints[check_number("The step", step, 1, len(endpoints), whole=True) - 1])
 
 
 @readable
@@ -224,7 +229,7 @@ def build_tab(page: gr.Blocks) -> None:
                 )
                 digit = gr.Slider(0, 199, value=8, step=1, label="Test digit", info="none of the 200 was trained on")
             with gr.Column(visible=False) as upload_column:
-                file = gr.File(label="PNG, JPEG, WebP, BMP or GIF, at most 16 megapixels", height=130)
+                file = gr.File(label="Picture, at most 16 megapixels", height=130)
             with gr.Column(visible=False) as draw_column:
                 gr.Markdown("Draw one digit with the brush, as large as the canvas. Ink becomes white.")
                 canvas = gr.ImageEditor(
@@ -288,7 +293,7 @@ def build_tab(page: gr.Blocks) -> None:
             table = gr.Dataframe(
                 headers=TABLE_HEADERS, interactive=False, wrap=True, column_widths=["46%", "18%", "18%", "18%"]
             )
-    endpoints = gr.State([])
+    endpoints = gr.State(time_to_live=3600)  # (N, 16, 16), of this visitor
 
     measurement = [source, digit, file, drawing, problem, noise_std]
     settings = [*measurement, method, log10_lam, auto_lam, steps, seed]

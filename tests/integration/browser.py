@@ -30,10 +30,12 @@ FLAGS = (
 )
 START_SECONDS = 120
 # Launches as `closedloop space` does, on the port it is told; the folder of the app is not the working directory.
-LAUNCH = (
-    "import runpy, sys; app = runpy.run_path(sys.argv[1]); app['demo'].launch("
-    "**{**app.get('LAUNCH_KWARGS', {}), 'server_name': '127.0.0.1', 'server_port': int(sys.argv[2]), 'ssr_mode': False})"
-)
+LAUNCH = """
+import runpy, sys
+app = runpy.run_path(sys.argv[1])
+address = {"server_name": "127.0.0.1", "server_port": int(sys.argv[2]), "ssr_mode": False}
+app["demo"].launch(**{**app.get("LAUNCH_KWARGS", {}), **address})
+"""
 
 
 @dataclass

@@ -133,9 +133,11 @@ def test_every_method_restores_a_digit_better_than_it_was(tab, method):
 def test_every_degradation_is_undone_in_part(tab, problem):
     noise_std, log10_lam = tab.problem_defaults(problem)
 
-    degraded, restored = decibels(restore(tab, problem=problem, noise_std=noise_std, log10_lam=log10_lam, steps=25))
+    output = restore(tab, problem=problem, noise_std=noise_std, log10_lam=log10_lam, steps=25)
 
-    assert restored > degraded + 2
+    degraded, restored = decibels(output)
+    assert restored > degraded + (0.5 if problem == "phase" else 2)  # Fourier magnitudes allow the image upside down
+    assert ("180°" in output["note"]) == (problem == "phase")
 
 
 def test_one_step_control_makes_no_backward_call_and_delta_t_does(tab):
@@ -174,7 +176,7 @@ def test_dark_ink_on_a_light_canvas_becomes_a_light_digit(tab):
     canvas = np.full((320, 320), 255, dtype=np.uint8)
     canvas[40:280, 140:180] = 0
     truth = np.asarray(restore(tab, source="draw", drawing={"composite": canvas})["truth"])
-    assert truth[192, 192] == 255
+    assert truth[192, 192] > 200  # averaged over its border
     assert truth[192, 20] == 0
 
 
@@ -187,7 +189,9 @@ def test_a_16_bit_picture_is_scaled_not_clipped(app, tmp_path):
 
 def test_show_endpoint_gives_the_estimate_of_that_step(tab):
     output = restore(tab, steps=5)
-    assert tab.show_endpoint(5, output["endpoints"]) is output["endpoints"][4]
+    last, first = (np.asarray(tab.show_endpoint(step, output["endpoints"])) for step in (5, 1))
+    assert (last == np.asarray(output["endpoint"])).all()
+    assert (first != last).any()
 
 
 def test_plan_paths_agrees_with_the_golden_end_points(app):
@@ -225,7 +229,11 @@ def test_a_text_to_image_pipeline_is_guided_by_a_reference(app, task):
     finally:
         sys.path.remove(str(SOURCE_ROOT / "tests"))
     base, arguments = tiny_sd3()
-    arguments = {name: value for name, value in arguments.items() if name not in ("height", "width")}
+    arguments = {  # the embeddings of one prompt; `guide` knows the size
+        name: value[:1] if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+        if name not in ("height", "width")
+    }
     torch.manual_seed(0)
     config = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
     clip = CLIPVisionModel(CLIPVisionConfig(**config, image_size=16, patch_size=4)).eval().requires_grad_(False)
@@ -453,8 +461,8 @@ def test_every_control_of_the_first_tab(tmp_path):
         space.choose("Method", METHOD_LABELS[0])
         page.get_by_label("λ from the noise level").uncheck()
         space.settle()
-        space.fill_number("number input for Weight of the data", 1.5)
-        space.fill_number("number input for Noise level", 0.1)
+        space.fill_number("number input for Weight of the data: log₁₀ λ", 1.5)
+        space.fill_number("number input for Noise level σ", 0.1)
         space.fill_number("number input for Steps N", 30)
         space.fill_number("Seed", 7)
         clicked(space, "Restore")
@@ -534,15 +542,20 @@ def test_every_control_of_the_second_tab(tmp_path):
         space.open_tab("Paths in two dimensions")
         space.click("Plan")  # warms up
         clicked(space, "Plan")
-        assert page.get_by_text("Global control (FlowGrad)").count() == 2  # the box and the table
+        assert page.locator("td").filter(has_text="Global control (FlowGrad)").count() == 1
         page.get_by_role("radio", name="Hexagon of six modes").click()
-        for label, value in (("Start x₁", 1), ("Start x₂", -1.5), ("Measured x₁", 0), ("Weight of the data", 2)):
+        for label, value in (
+            ("Start x₁", 1),
+            ("Start x₂", -1.5),
+            ("Measured x₁", 0),
+            ("Weight of the data: log₁₀ λ", 2),
+        ):
             space.fill_number(f"number input for {label}", value)
         space.fill_number("number input for Steps N", 8)
         for label in ("MPC, K = 4", "MPC, K = 5"):
             page.get_by_role("checkbox", name=label).uncheck()
         clicked(space, "Plan")
-        assert page.get_by_text("MPC, K = 4").count() == 1
+        assert page.locator("td").filter(has_text="MPC, K = 4").count() == 0
         page.screenshot(path=tmp_path / "paths.png", full_page=True)
         for label in page.get_by_role("checkbox").all():
             if label.is_visible() and label.is_checked():
