@@ -109,7 +109,12 @@ def minimise_with_adam(
     broken = torch.zeros(start.shape[0], dtype=torch.bool, device=start.device)
     for _ in range(n_ctrl):
         values = cost(control)
-        (gradient,) = torch.autograd.grad(values.sum(), [control])
+        total = values.sum()
+        (gradient,) = torch.autograd.grad(total, [control])
+        if bool(torch.isfinite(total + gradient.sum())):  # one check for the whole batch, the usual case
+            control.grad = gradient
+            optimizer.step()
+            continue
         finite = torch.isfinite(values) & torch.isfinite(gradient).flatten(1).all(1)
         rows = finite.view(-1, *[1] * (start.ndim - 1))
         before = control.detach().clone()
@@ -255,7 +260,8 @@ class MPCFlowController(FlowController):
         if self._use_prox(state):
             # (I + c AᵀA) z = x̂ + c Aᵀy with c = λ s / (2 w); s is the scale of Φ
             c = min(lam * self.objective.scale / (2 * w) if w > 0 else MAX_DATA_WEIGHT, MAX_DATA_WEIGHT)
-            self.objective.residual(endpoint)  # shapes are checked there
+            if state.step == 0:
+                self.objective.residual(endpoint)  # checks the shapes
             z = self.objective.operator.prox(endpoint, self.objective.measurement(endpoint), c)
             return (z - endpoint) / h, {"objective": phi(z)}
         scale = h if self.config.control_param == "u" else 1.0  # d = scale · variable

@@ -10,18 +10,26 @@ from hf_pipelines.mpc_flow.operator_base import LinearOperator
 class _CircularBlur(LinearOperator):
     """Convolution with a fixed kernel and circular borders, by FFT."""
 
+    def __init__(self):
+        super().__init__()
+        self._transfers: dict[tuple, torch.Tensor] = {}
+
     def kernel(self) -> torch.Tensor:
         """The kernel (k, k), float64, of sum 1."""
         raise NotImplementedError
 
     def _transfer(self, like: torch.Tensor) -> torch.Tensor:
-        kernel = self.kernel()
+        """Fourier transform of the kernel on the grid of `like`, (H, W/2 + 1); computed once per grid."""
         height, width = like.shape[-2:]
-        rows = (torch.arange(kernel.shape[0]) - kernel.shape[0] // 2) % height
-        columns = (torch.arange(kernel.shape[1]) - kernel.shape[1] // 2) % width
-        padded = torch.zeros(height, width, dtype=torch.float64)
-        padded.index_put_((rows[:, None], columns[None]), kernel, accumulate=True)
-        return torch.fft.rfft2(padded.to(like.dtype).to(like.device))
+        key = (height, width, like.dtype, like.device)
+        if key not in self._transfers:
+            kernel = self.kernel()
+            rows = (torch.arange(kernel.shape[0]) - kernel.shape[0] // 2) % height
+            columns = (torch.arange(kernel.shape[1]) - kernel.shape[1] // 2) % width
+            padded = torch.zeros(height, width, dtype=torch.float64)
+            padded.index_put_((rows[:, None], columns[None]), kernel, accumulate=True)
+            self._transfers[key] = torch.fft.rfft2(padded.to(like.dtype).to(like.device))
+        return self._transfers[key]
 
     def _filter(self, x: torch.Tensor, response: torch.Tensor) -> torch.Tensor:
         return torch.fft.irfft2(torch.fft.rfft2(x) * response, s=x.shape[-2:])

@@ -153,7 +153,7 @@ def table(paths: dict[str, Path]) -> list[list[str]]:
     return [
         [
             PLANNERS[name].label,
-            f"({path.states[-1, 0]:.2f}, {path.states[-1, 1]:.2f})",
+            "({:.2f}, {:.2f})".format(*(path.states[-1].round(2) + 0.0)),  # no minus zero
             f"{path.energy:.2f}",
             f"{path.phi:.3f}",
             f"{path.total:.2f}",
@@ -165,7 +165,7 @@ def table(paths: dict[str, Path]) -> list[list[str]]:
 def draw(density: str, observed: float, paths: dict[str, Path]) -> Figure:
     """The paths over the contours of the data density, with the line on which the measurement lies."""
     _, means, std = DENSITIES[density]
-    figure = Figure(figsize=(7.2, 6.4), dpi=110, layout="constrained")
+    figure = Figure(figsize=(9.0, 6.4), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     points = np.concatenate([path.states for path in paths.values()])
     reach = max(4.0, float(np.abs(points).max()) + 0.4)
@@ -185,5 +185,5 @@ def draw(density: str, observed: float, paths: dict[str, Path]) -> Figure:
         axes.plot(*first.states[0], marker="X", markersize=11, color="black", markeredgecolor="white", linestyle="")
         axes.annotate("start", first.states[0], xytext=(8, -14), textcoords="offset points")
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xlabel="$x_1$ (measured)", ylabel="$x_2$")
-    axes.legend(loc="upper left", fontsize=8.5, framealpha=0.95)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0, frameon=False, fontsize=10)
     return figure

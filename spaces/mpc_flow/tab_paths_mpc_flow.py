@@ -5,6 +5,11 @@ import paths_mpc_flow as paths
 from checks_mpc_flow import LOG10_LAM_RANGE, check_choice, check_number, choices, readable
 
 PATH_HEADERS = ["Planner", "End point", "∫‖u‖² dt", "Φ", "J = ∫‖u‖² dt + λΦ"]
+GUIDE = """
+Every path starts at the cross and follows the flow of the green density, plus a control u that shall bring x₁ to the
+dotted line. MPC plans K steps to the end, takes the first control, and plans anew. FlowGrad seeks all controls at once, the
+least J there is, with 150 iterations of Adam: now and then it stops a little short of it.
+"""
 
 
 @readable
@@ -68,6 +73,7 @@ def build_tab() -> None:
             button = gr.Button("Plan", variant="primary")
         with gr.Column(scale=5, min_width=560):
             figure = gr.Plot(label="Paths", format="png", show_label=False)
+            gr.Markdown(GUIDE)
             table = gr.Dataframe(headers=PATH_HEADERS, interactive=False, wrap=True)
     inputs = [density, start_1, start_2, observed, log10_lam, steps, planners]
     button.click(

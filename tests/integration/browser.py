@@ -76,15 +76,14 @@ class SpacePage:
 
     def choose(self, label: str, choice: str) -> None:
         """Choose an entry of the visible dropdown with `label`."""
-        self.page.get_by_label(label, exact=True).locator("visible=true").first.click()
+        self.page.get_by_label(label, exact=True).and_(self.page.locator(":visible")).first.click()
         self.page.get_by_role("option", name=choice, exact=True).click()
         self.settle()
 
     def fill_number(self, label: str, value: float) -> None:
         """Type a number into the visible slider or number field with `label`."""
-        entry = (
-            self.page.get_by_label(label).locator("visible=true").locator("xpath=self::input[@type='number']").first
-        )
+        numbers = self.page.locator("input[type=number]:visible")
+        entry = self.page.get_by_label(label, exact=True).and_(numbers).first
         entry.fill(str(value))
         entry.press("Enter")
         entry.blur()
