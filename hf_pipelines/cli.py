@@ -126,7 +126,7 @@ def bench(
 ) -> None:
     """Run a method's benchmark against its baselines; exit 1 if a claim of its card fails.
 
-    The full run writes `.eval_results/` of the method's model card where that is checked out.
+    The full run also writes results, tables and pictures into the method's model card where that is checked out.
     """
     from hf_pipelines import benchmark
 
@@ -142,7 +142,9 @@ def bench(
     if folder is not None and not quick:
         name = f"{slug}_performance" if performance else slug
         err_console.print(f"wrote {result.save_eval_results(folder, name)}", highlight=False, soft_wrap=True)
-        result.update_card(folder / "README.md")
+        result.save_figures(folder)
+        for readme in (folder / "README.md", folder.parents[1] / "README.md"):
+            result.update_card(readme)
     if as_json:
         print_json(result.to_dict())
     else:

@@ -67,7 +67,9 @@ class SmallFlowPipeline(DiffusionPipeline):
         """Weight of classifier-free guidance during the current or last call."""
         return self._guidance_scale
 
-    def check_inputs(self, class_labels, num_images, num_inference_steps, guidance_scale, latents, output_type):
+    def check_inputs(
+        self, class_labels, num_images, num_inference_steps, guidance_scale, latents, output_type, generator=None
+    ):
         """Raise `ValueError` for arguments that `__call__` cannot serve."""
         if not isinstance(num_images, int) or num_images < 1:
             raise ValueError(f"`num_images` must be a positive integer, got {num_images!r}.")
@@ -75,18 +77,26 @@ class SmallFlowPipeline(DiffusionPipeline):
             raise ValueError(f"`num_inference_steps` must be a positive integer, got {num_inference_steps!r}.")
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"`output_type` must be one of {OUTPUT_TYPES}, got {output_type!r}.")
+        if output_type in ("pil", "np") and len(self.sample_shape) != 3:
+            raise ValueError(f"`output_type` must be 'pt' or 'latent' for samples of shape {self.sample_shape}.")
         num_classes = getattr(self.model.config, "num_classes", None)
+        if not isinstance(guidance_scale, (int, float)) or not math.isfinite(guidance_scale):
+            raise ValueError(f"`guidance_scale` must be a finite number, got {guidance_scale!r}.")
         if guidance_scale != 1.0 and (class_labels is None or num_classes is None):
             raise ValueError(
                 f"`guidance_scale` = {guidance_scale} needs `class_labels` and a class-conditional model."
             )
-        if class_labels is not None and num_classes is not None:
+        if class_labels is not None and num_classes is None:
+            raise ValueError(f"`class_labels` need a class-conditional model, not {type(self.model).__name__}.")
+        if class_labels is not None:
             wrong = [label for label in class_labels.tolist() if not 0 <= label <= num_classes]
             if wrong:
                 raise ValueError(f"`class_labels` must lie in 0..{num_classes} ({num_classes} = none), got {wrong}.")
         shape = (num_images, *self.sample_shape)
         if latents is not None and tuple(latents.shape) != shape:
             raise ValueError(f"`latents` must have shape {shape}, got {tuple(latents.shape)}.")
+        if isinstance(generator, list) and len(generator) != num_images:
+            raise ValueError(f"`generator` must hold one generator per image ({num_images}), got {len(generator)}.")
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -138,14 +148,13 @@ class SmallFlowPipeline(DiffusionPipeline):
             ValueError: An argument is out of range or shapes disagree; the message names it.
         """
         device = self._execution_device
-        if isinstance(class_labels, int):
-            class_labels = [class_labels]
-        if class_labels is not None:
-            class_labels = torch.as_tensor(class_labels, dtype=torch.long, device=device)
+        class_labels = self._as_labels(class_labels, device)
         if num_images is None:
             given = class_labels if class_labels is not None and len(class_labels) > 1 else latents
             num_images = len(given) if given is not None else 1 if class_labels is not None else 8
-        self.check_inputs(class_labels, num_images, num_inference_steps, guidance_scale, latents, output_type)
+        self.check_inputs(
+            class_labels, num_images, num_inference_steps, guidance_scale, latents, output_type, generator
+        )
         unknown = set(callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)
         if unknown:
             raise ValueError(f"`callback_on_step_end_tensor_inputs` may hold 'latents' only, got {sorted(unknown)}.")
@@ -171,6 +180,18 @@ class SmallFlowPipeline(DiffusionPipeline):
             images = self.image_processor.postprocess(latents.float(), output_type=output_type)
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=images) if return_dict else (images,)
+
+    @staticmethod
+    def _as_labels(class_labels, device) -> torch.Tensor | None:
+        """Labels as a vector (n,) of integers; one label becomes a vector of length 1."""
+        if class_labels is None:
+            return None
+        if isinstance(class_labels, (list, tuple)) and not all(isinstance(label, Integral) for label in class_labels):
+            raise ValueError(f"`class_labels` must be integers, got {class_labels!r}.")
+        labels = torch.as_tensor(class_labels, device=device)
+        if labels.ndim > 1 or (labels.is_floating_point() and len(labels.view(-1)) > 0):
+            raise ValueError(f"`class_labels` must be integers of shape (n,), got {labels.dtype} {tuple(labels.shape)}.")
+        return labels.view(-1).long()
 
     def _predict_velocity(self, latents, sigma, class_labels):
         if self._guidance_scale == 1.0:

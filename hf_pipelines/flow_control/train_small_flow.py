@@ -20,6 +20,7 @@ from accelerate.logging import get_logger
 from accelerate.utils import ProjectConfiguration, set_seed
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import EMAModel
+from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 
 from datasets_scripts import load_digit_tensors
@@ -28,6 +29,7 @@ from hf_pipelines.flow_control.pipeline_small_flow import SmallFlowPipeline
 
 logger = get_logger(__name__)
 HIDDEN_SIZES = {8: 256, 16: 384}
+EMA_FILE = "ema.safetensors"
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -47,10 +49,18 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--resume_from_checkpoint", default=None, help="a checkpoint folder, or 'latest'")
     parser.add_argument("--save_dtype", default="float16", choices=["float16", "float32"], help="of the saved weights")
     args = parser.parse_args(argv)
-    args.max_train_steps = args.max_train_steps or {8: 3000, 16: 2500}[args.size]
+    if args.max_train_steps is None:
+        args.max_train_steps = {8: 3000, 16: 2500}[args.size]
     for name in ("max_train_steps", "train_batch_size", "checkpointing_steps", "logging_steps"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if not 0 < args.learning_rate < math.inf:
+        parser.error(f"--learning_rate must be positive, got {args.learning_rate}")
+    if not 0 <= args.weight_decay < math.inf:
+        parser.error(f"--weight_decay must not be negative, got {args.weight_decay}")
+    for name in ("label_dropout", "ema_decay"):
+        if not 0 <= getattr(args, name) <= 1:
+            parser.error(f"--{name} must lie in [0, 1], got {getattr(args, name)}")
     return args
 
 
@@ -97,22 +107,42 @@ def evaluate(model, images: torch.Tensor, labels: torch.Tensor, repeats: int = 8
     return losses
 
 
-class _Counter:
-    """The number of finished steps, as something `accelerate` can checkpoint."""
-
-    step = 0
-
-    def state_dict(self) -> dict:
-        return {"step": self.step}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.step = state["step"]
-
-
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint below `folder`, or `None`; one cut short by a crash is passed over."""
     done = [path for path in folder.glob("checkpoints/checkpoint_*") if (path / "complete.json").is_file()]
     return max(done, key=lambda path: int(path.name.rsplit("_", 1)[1]), default=None)
+
+
+def save_checkpoint(folder: Path, step: int, accelerator: Accelerator, ema: EMAModel) -> None:
+    """Write everything an exact resume needs; `complete.json` comes last, so that a torn folder is never resumed.
+
+    No objects are pickled for `register_for_checkpointing`, whose loader would run whatever code the file holds.
+    """
+    if accelerator.is_main_process:
+        (folder / "complete.json").unlink(missing_ok=True)  # an earlier run may have written the same folder
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(folder))
+    if accelerator.is_main_process:
+        save_file({str(i): weight.contiguous() for i, weight in enumerate(ema.shadow_params)}, folder / EMA_FILE)
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        (folder / "complete.tmp").write_text(json.dumps({"step": step}))
+        (folder / "complete.tmp").replace(folder / "complete.json")
+
+
+def load_checkpoint(folder: Path, accelerator: Accelerator, ema: EMAModel) -> int:
+    """Restore what [`save_checkpoint`] wrote and return the number of finished steps.
+
+    Raises:
+        ValueError: The folder is not a complete checkpoint.
+    """
+    if not (folder / "complete.json").is_file():
+        raise ValueError(f"--resume_from_checkpoint: {str(folder)!r} is not the folder of a complete checkpoint.")
+    step = json.loads((folder / "complete.json").read_text())["step"]
+    accelerator.load_state(str(folder))
+    weights = load_file(folder / EMA_FILE, device=str(accelerator.device))
+    ema.load_state_dict({"shadow_params": [weights[str(i)] for i in range(len(weights))], "optimization_step": step})
+    return step
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
@@ -120,59 +150,54 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     args = parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", datefmt="%H:%M:%S")
     project = ProjectConfiguration(project_dir=str(args.output_dir))
-    accelerator = Accelerator(project_config=project)
-    if args.train_batch_size % accelerator.num_processes:
-        raise ValueError(f"--train_batch_size {args.train_batch_size} is not a multiple of the number of processes.")
+    accelerator = Accelerator(project_config=project, step_scheduler_with_optimizer=False)
+    processes = accelerator.num_processes
+    if args.train_batch_size % processes:
+        raise ValueError(f"--train_batch_size {args.train_batch_size} is not a multiple of the {processes} processes.")
     set_seed(args.seed)
 
     images, labels = load_digit_tensors(args.size, "train")
+    if args.train_batch_size > len(images):
+        raise ValueError(f"--train_batch_size {args.train_batch_size} exceeds the {len(images)} training images.")
     model = SmallFlowModel(sample_shape=(1, args.size, args.size), hidden_size=HIDDEN_SIZES[args.size])
     ema = EMAModel(model.parameters(), decay=args.ema_decay)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay)
+    warm_up = 0.1 if args.max_train_steps > 10 else 0.0  # a tenth of ten steps or fewer leaves none to warm up
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=args.learning_rate, total_steps=args.max_train_steps, pct_start=0.1
+        optimizer, max_lr=args.learning_rate, total_steps=args.max_train_steps, pct_start=warm_up
     )
-    model, optimizer = accelerator.prepare(model, optimizer)
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
     ema.to(accelerator.device)
-    counter = _Counter()
-    accelerator.register_for_checkpointing(counter, schedule, ema)
 
     checkpoint = args.resume_from_checkpoint
     if checkpoint == "latest":
         checkpoint = latest_checkpoint(args.output_dir)
-    elif checkpoint is not None and not Path(checkpoint).is_dir():
-        raise ValueError(f"--resume_from_checkpoint: no folder {checkpoint!r}.")
+    step = 0
     if checkpoint is not None:
-        accelerator.load_state(str(checkpoint))
-        logger.info("resumed %s at step %d", checkpoint, counter.step)
+        step = load_checkpoint(Path(checkpoint), accelerator, ema)
+        logger.info("resumed %s at step %d", checkpoint, step)
 
-    local = args.train_batch_size // accelerator.num_processes
+    local = args.train_batch_size // processes
     mine = slice(accelerator.process_index * local, (accelerator.process_index + 1) * local)
-    bar = tqdm(
-        total=args.max_train_steps, initial=counter.step, disable=not accelerator.is_local_main_process, desc="train"
-    )
-    while counter.step < args.max_train_steps:
-        batch = {k: v[mine].to(accelerator.device) for k, v in draw_batch(counter.step, images, labels, args).items()}
+    bar = tqdm(total=args.max_train_steps, initial=step, disable=not accelerator.is_local_main_process, desc="train")
+    while step < args.max_train_steps:
+        batch = {k: v[mine].to(accelerator.device) for k, v in draw_batch(step, images, labels, args).items()}
         loss = flow_matching_loss(model, **batch)
         accelerator.backward(loss)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         ema.step(model.parameters())
-        counter.step += 1
+        step += 1
         bar.update()
-        if counter.step % args.logging_steps == 0:
+        if step % args.logging_steps == 0:
             mean_loss = accelerator.reduce(loss.detach(), "mean").item()
             if not math.isfinite(mean_loss):
-                raise FloatingPointError(f"the loss is {mean_loss} at step {counter.step}; lower --learning_rate")
+                raise FloatingPointError(f"the loss is {mean_loss} at step {step}; lower --learning_rate")
             bar.set_postfix(loss=f"{mean_loss:.4f}")
-            logger.info("step %d loss %.5f lr %.2e", counter.step, mean_loss, schedule.get_last_lr()[0])
-        if counter.step % args.checkpointing_steps == 0:
-            folder = args.output_dir / "checkpoints" / f"checkpoint_{counter.step}"
-            accelerator.save_state(str(folder))
-            accelerator.wait_for_everyone()
-            if accelerator.is_main_process:
-                (folder / "complete.json").write_text(json.dumps({"step": counter.step}))
+            logger.info("step %d loss %.5f lr %.2e", step, mean_loss, schedule.get_last_lr()[0])
+        if step % args.checkpointing_steps == 0:
+            save_checkpoint(args.output_dir / "checkpoints" / f"checkpoint_{step}", step, accelerator, ema)
     bar.close()
 
     model = accelerator.unwrap_model(model).cpu()
@@ -184,7 +209,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     if accelerator.is_main_process:
         pipe = SmallFlowPipeline(model.to(getattr(torch, args.save_dtype)), FlowMatchEulerDiscreteScheduler(shift=1.0))
         pipe.save_pretrained(args.output_dir / "pipeline")
-        (args.output_dir / "metrics.json").write_text(json.dumps(metrics, indent=2))
+        (args.output_dir / "pipeline" / "training_metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
         logger.info("losses %s", {name: round(value, 4) for name, value in metrics.items()})
     accelerator.wait_for_everyone()
     accelerator.end_training()

@@ -45,21 +45,22 @@ class SpacePage:
     Args:
         page (`playwright.sync_api.Page`): The page.
         url (`str`): Its address.
-        problems (`list[str]`): Errors of console and page, and requests that failed or left this machine, so far.
+        problems (`list[str]`): Errors of console and page, and requests to another machine, so far.
+        running (`set`): Requests of gradio's events that are under way.
     """
 
     page: Any
     url: str
     problems: list[str] = field(default_factory=list)
+    running: set[Any] = field(default_factory=set)
 
     def settle(self, timeout: float = 30) -> float:
         """Wait until no event is running any more; returns the seconds that took."""
         start = time.perf_counter()
         quiet = 0
-        while quiet < 3:  # a click takes a moment to show that it runs
+        while quiet < 3:  # a click takes a moment to become a request, and an answer to become a picture
             self.page.wait_for_timeout(60)
-            running = self.page.locator(".progress-text:visible, .eta-bar:visible, .generating").count()
-            quiet = 0 if running else quiet + 1
+            quiet = 0 if self.running else quiet + 1
             if time.perf_counter() - start > timeout:
                 raise TimeoutError(f"an event still runs after {timeout} seconds.")
         return time.perf_counter() - start
@@ -188,6 +189,12 @@ def _collect_problems(space: SpacePage) -> None:
         if not request.url.startswith((space.url, "data:", "blob:")):
             space.problems.append(f"request to another machine: {request.url}")
 
+    def is_event(request: Any) -> bool:  # the event joins the queue; its answer comes as a stream that then ends
+        return "/queue/join" in request.url or "/queue/data" in request.url
+
+    space.page.on("request", lambda request: space.running.add(request) if is_event(request) else None)
+    space.page.on("requestfinished", space.running.discard)
+    space.page.on("requestfailed", space.running.discard)
     space.page.on("console", note_console)
     space.page.on("pageerror", lambda error: space.problems.append(f"page: {error}"))
     space.page.on("request", note_request)
