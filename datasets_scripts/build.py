@@ -9,12 +9,19 @@ import yaml
 BUILDERS = {
     "digits": ("datasets_scripts.digits", "Digits", "handwritten digits, 1,797 real scans, 8×8 and 16×16"),
     "sample_photos": ("datasets_scripts.sample_photos", "SamplePhotos", "two photographs that ship with scikit-learn"),
+    "celeba": ("datasets_scripts.face_and_animal_photos", "CelebA", "celebrity faces 128×128; needs --data-dir"),
+    "afhq": ("datasets_scripts.face_and_animal_photos", "AFHQ", "animal faces 256×256; needs --data-dir"),
 }
+NEED_DOWNLOAD = ("celeba", "afhq")  # their licences forbid passing them on
 
 
-def list_builders() -> dict[str, str]:
-    """Names of the data sets that [`build`] knows, each with a line about it."""
-    return {name: about for name, (_, _, about) in BUILDERS.items()}
+def list_builders(publishable: bool = False) -> dict[str, str]:
+    """Names of the data sets that [`build`] knows, each with a line about it.
+
+    Args:
+        publishable (`bool`, defaults to `False`): Only those that need no download of yours and may be passed on.
+    """
+    return {name: about for name, (_, _, about) in BUILDERS.items() if not (publishable and name in NEED_DOWNLOAD)}
 
 
 def get_builder(name: str) -> type[datasets.GeneratorBasedBuilder]:
@@ -29,19 +36,20 @@ def get_builder(name: str) -> type[datasets.GeneratorBasedBuilder]:
     return getattr(importlib.import_module(module), class_name)
 
 
-def build(name: str, out_dir: str | Path, seed: int = 0) -> Path:
+def build(name: str, out_dir: str | Path, seed: int = 0, data_dir: str | Path | None = None) -> Path:
     """Write all configs and splits of a data set.
 
     Args:
         name (`str`): A name of [`list_builders`].
         out_dir (`str`): Folder to write; must be new or empty.
         seed (`int`, defaults to 0): Seed of the split and of anything drawn.
+        data_dir (`str`, *optional*): Your download, for data sets that may not ship.
 
     Returns:
         `Path`: the folder, which `datasets.load_dataset` opens.
 
     Raises:
-        ValueError: The name is unknown, or the folder is not empty.
+        ValueError: The name is unknown, the folder is not empty, or `data_dir` has not the layout expected.
     """
     builder_class = get_builder(name)
     out = Path(out_dir)
@@ -50,7 +58,7 @@ def build(name: str, out_dir: str | Path, seed: int = 0) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     configs, sizes = [], {}
     for config in builder_class.BUILDER_CONFIGS:
-        builder = builder_class(config_name=config.name, seed=seed)
+        builder = builder_class(config_name=config.name, seed=seed, data_dir=data_dir and str(data_dir))
         builder.download_and_prepare()
         files = []
         for split in builder.info.splits:

@@ -49,11 +49,11 @@ class SamplePhotos(datasets.GeneratorBasedBuilder):
         for index, (pixels, path) in enumerate(zip(photos.images, photos.filenames, strict=True)):
             image = Image.fromarray(pixels)
             if self.config.size is not None:
-                image = _centre_crop(image, self.config.size)
+                image = centre_crop(image, self.config.size)
             yield index, {"image": image, "name": path.replace("\\", "/").rsplit("/", 1)[-1]}
 
 
-def _centre_crop(image: Image.Image, size: int) -> Image.Image:
+def centre_crop(image: Image.Image, size: int) -> Image.Image:
     """Scale the short side to `size` pixels and cut out the centre."""
     scale = size / min(image.size)
     image = image.resize([round(side * scale) for side in image.size], Image.Resampling.BICUBIC)

@@ -7,6 +7,7 @@ benchmark_<slug>.py`; it may also have `run_performance(seed, device)`. Nothing 
 import importlib
 import importlib.metadata
 import json
+import math
 import re
 import resource
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import yaml
 
+import hf_pipelines
 from hf_pipelines import hub
 
 PACKAGES = ("torch", "diffusers", "transformers", "datasets", "accelerate", "numpy")
@@ -120,16 +122,19 @@ class BenchmarkResult:
     peak_memory_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values."""
+        """The result as plain JSON values; a number that is not finite, which JSON cannot hold, becomes `None`."""
         return {
             "slug": self.slug,
             "seed": self.seed,
             "quick": self.quick,
-            "rows": [{"name": row.name, "metrics": row.metrics} for row in self.rows],
+            "rows": [
+                {"name": row.name, "metrics": {name: _plain(value) for name, value in row.metrics.items()}}
+                for row in self.rows
+            ],
             "bars": [
                 {
                     "claim": bar.claim,
-                    "value": bar.value,
+                    "value": _plain(bar.value),
                     "limit": bar.limit,
                     "relation": ">=" if bar.at_least else "<=",
                     "passed": bar.passed,
@@ -193,6 +198,10 @@ class BenchmarkResult:
         return text != before
 
 
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @contextmanager
 def measured(result: BenchmarkResult, device: str = "cpu") -> Iterator[BenchmarkResult]:
     """Fill in wall time and peak memory of the block."""
@@ -209,10 +218,8 @@ def measured(result: BenchmarkResult, device: str = "cpu") -> Iterator[Benchmark
 
 def find_benchmarks() -> list[str]:
     """Slugs of all rooms that have a benchmark, in order of name."""
-    rooms = Path(__file__).parent
-    return sorted(
-        path.parent.name for path in rooms.glob("*/benchmark_*.py") if path.stem == f"benchmark_{path.parent.name}"
-    )
+    files = [path for folder in hf_pipelines.__path__ for path in Path(folder).glob("*/benchmark_*.py")]
+    return sorted({path.parent.name for path in files if path.stem == f"benchmark_{path.parent.name}"})
 
 
 def load_benchmark(slug: str) -> ModuleType:

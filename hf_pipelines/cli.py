@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hf_pipelines import hub
@@ -50,7 +51,7 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # fails too on a device that computes nothing, such as meta
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"--device {device}: {reason}") from error
@@ -98,7 +99,10 @@ def demo(
                 pictures += result.save_figures(out)
         except Exception as error:  # one broken method must not take the others' results with it
             failed.append(slug)
-            table.add_row(slug, "", f"[red]{type(error).__name__}: {_one_line(error)}[/red]", "", "", "")
+            reason = escape(f"{type(error).__name__}: {_one_line(error)}")
+            table.add_row(slug, "", f"[red]{reason}[/red]", "", "", "")
+            if as_json:
+                err_console.print(f"{slug}: {reason}", highlight=False, soft_wrap=True)
             continue
         results.append(result.to_dict())
         seconds = f"{time.perf_counter() - start:.1f}"
@@ -110,7 +114,7 @@ def demo(
     else:
         out_console.print(table)
         for path in pictures:
-            out_console.print(f"picture: {path}", highlight=False, soft_wrap=True)
+            out_console.print(f"picture: {path}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -141,7 +145,8 @@ def bench(
     folder = benchmark.card_folder(result)
     if folder is not None and not quick:
         name = f"{slug}_performance" if performance else slug
-        err_console.print(f"wrote {result.save_eval_results(folder, name)}", highlight=False, soft_wrap=True)
+        path = result.save_eval_results(folder, name)
+        err_console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
         result.save_figures(folder)
         for readme in (folder / "README.md", folder.parents[1] / "README.md"):
             result.update_card(readme)
@@ -207,12 +212,15 @@ def data_list(as_json: AsJson = False) -> None:
 def data_build(
     name: Annotated[str, typer.Argument(help="The data set.")],
     out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
+    data_dir: Annotated[Path | None, typer.Option(help="Your download, for data that may not ship.")] = None,
     seed: Seed = 0,
 ) -> None:
     """Write a data set as a folder that `load_dataset` opens."""
     from datasets_scripts import build
 
-    out_console.print(f"wrote {build(name, out, seed=seed)}", highlight=False, soft_wrap=True)
+    out_console.print(
+        f"wrote {build(name, out, seed=seed, data_dir=data_dir)}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 @hub_app.command("list", epilog="Example: closedloop hub list --json")
@@ -220,11 +228,13 @@ def hub_list(as_json: AsJson = False) -> None:
     """List models, data sets and Spaces."""
     records = hub.list_repos()
     if as_json:
-        print_json([{"name": r.name, "kind": r.kind, "path": str(r.path), "bytes": r.size} for r in records])
+        print_json(
+            [{"name": r.name, "kind": r.kind, "path": r.path and str(r.path), "bytes": r.size} for r in records]
+        )
         return
     table = Table("name", "kind", "MB", "path")
     for record in records:
-        table.add_row(record.name, record.kind, f"{record.size / 1e6:.2f}", str(record.path))
+        table.add_row(record.name, record.kind, f"{record.size / 1e6:.2f}", str(record.path or "built on export"))
     out_console.print(table)
 
 
@@ -234,7 +244,7 @@ def hub_export(
     out: Annotated[Path, typer.Option(help="Folder to write; must be new, empty, or an earlier export.")],
 ) -> None:
     """Write a Hub-ready folder that loads without this package."""
-    out_console.print(f"wrote {hub.export(name, out)}", highlight=False, soft_wrap=True)
+    out_console.print(f"wrote {hub.export(name, out)}", markup=False, highlight=False, soft_wrap=True)
 
 
 @hub_app.command("check", epilog="Example: closedloop hub check")
@@ -244,16 +254,17 @@ def hub_check(
 ) -> None:
     """Check cards, sizes and formats, and load each repo in a clean process; exit 1 if something is wrong."""
     problems = []
-    names = names or [record.name for record in hub.list_repos()]
-    for name in names:
+    repos = [(name, None) for name in names] if names else [(r.name, r.kind) for r in hub.list_repos()]
+    for name, kind in repos:
         with err_console.status(f"checking {name} …"):
-            problems += hub.check(name)
+            problems += hub.check(name, kind)
     if as_json:
         print_json([{"repo": p.repo, "rule": p.rule, "message": p.message} for p in problems])
     else:
         for problem in problems:
-            out_console.print(f"{problem.repo}: {problem.rule}: {problem.message}", highlight=False, soft_wrap=True)
-        out_console.print(f"checked {len(names)} repos, {len(problems)} problems", highlight=False)
+            line = f"{problem.repo}: {problem.rule}: {problem.message}"
+            out_console.print(line, markup=False, highlight=False, soft_wrap=True)
+        out_console.print(f"checked {len(repos)} repos, {len(problems)} problems", highlight=False)
     raise typer.Exit(1 if problems else 0)
 
 
@@ -271,7 +282,7 @@ def hub_push(
         print_json([{"path": str(path), "bytes": size} for path, size in files])
         return
     for path, size in files:
-        out_console.print(f"{size:>10,}  {path}", highlight=False, soft_wrap=True)
+        out_console.print(f"{size:>10,}  {path}", markup=False, highlight=False, soft_wrap=True)
     verb = "would go" if dry_run else "went"
     out_console.print(f"{len(files)} files, {sum(size for _, size in files):,} bytes {verb}", highlight=False)
 
@@ -289,10 +300,10 @@ def main() -> None:
         err_console.print("interrupted")
         sys.exit(130)
     except (ValueError, TypeError, NotImplementedError) as error:
-        err_console.print(f"[red]error:[/red] {_one_line(error)}", highlight=False, soft_wrap=True)
+        err_console.print(f"[red]error:[/red] {escape(_one_line(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except (OSError, ImportError) as error:
-        err_console.print(f"[red]error:[/red] {_one_line(error)}", highlight=False, soft_wrap=True)
+        err_console.print(f"[red]error:[/red] {escape(_one_line(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

@@ -99,7 +99,7 @@ def list_repos() -> list[RepoInfo]:
     spaces = [path for path in _folders(asset_root("spaces")) if (path / "app.py").is_file()]
     return [
         *(RepoInfo(path.name, "model", path, _size(path)) for path in models),
-        *(RepoInfo(name, "dataset", None, 0) for name in sorted(list_builders())),
+        *(RepoInfo(name, "dataset", None, 0) for name in sorted(list_builders(publishable=True))),
         *(RepoInfo(path.name, "space", path, _size(path)) for path in spaces),
     ]
 

@@ -3,6 +3,7 @@ from .controller_flow import FlowControl as FlowControl
 from .controller_flow import FlowController as FlowController
 from .controller_flow import FlowState as FlowState
 from .controller_flow import run_controller as run_controller
+from .export import export_to_hub_folder as export_to_hub_folder
 from .latent_codecs import LatentCodec as LatentCodec
 from .latent_codecs import get_latent_codec as get_latent_codec
 from .latent_codecs import register_latent_codec as register_latent_codec

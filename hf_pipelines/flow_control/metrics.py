@@ -6,7 +6,6 @@ Images are float tensors (B, C, H, W) in [−1, 1], features (n, q). Nothing her
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 import torch
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
@@ -53,9 +52,14 @@ def ssim(images: torch.Tensor, reference: torch.Tensor, data_range: float = 2.0)
 
     Returns:
         `torch.Tensor` of shape `(batch,)`: at most 1.
+
+    Raises:
+        ValueError: The shapes disagree, or a side is below 3 pixels.
     """
     _check_pair(images, reference)
     side = min(images.shape[-2:])
+    if side < 3:
+        raise ValueError(f"SSIM needs sides of at least 3 px, got {tuple(images.shape[-2:])}.")
     window: dict[str, Any] = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
     if side < 11:
         window = {"win_size": min(7, side - (side + 1) % 2)}
@@ -65,10 +69,16 @@ def ssim(images: torch.Tensor, reference: torch.Tensor, data_range: float = 2.0)
 
 
 def masked_psnr(images: torch.Tensor, reference: torch.Tensor, region: torch.Tensor) -> torch.Tensor:
-    """PSNR of the pixels where `region` (broadcastable to the images) is 1, per image (B,), peak 2."""
+    """PSNR of the pixels where `region` (broadcastable to the images) is 1, per image (B,), peak 2.
+
+    Raises:
+        ValueError: The shapes disagree, or the region of an image is empty.
+    """
     _check_pair(images, reference)
     region = region.expand_as(images).flatten(1).double()
-    error = ((images - reference).flatten(1).double().square() * region).sum(1) / region.sum(1).clamp_min(1)
+    if bool((region.sum(1) == 0).any()):
+        raise ValueError("`region` must hold at least one pixel of each image.")
+    error = ((images.double() - reference.double()).flatten(1).square() * region).sum(1) / region.sum(1)
     return 10 * torch.log10(4.0 / error)
 
 
@@ -80,7 +90,12 @@ def vendi_score(features: torch.Tensor) -> float:
 
     Returns:
         `float`: between 1 (all alike) and n (all orthogonal).
+
+    Raises:
+        ValueError: There is no row.
     """
+    if len(features) == 0:
+        raise ValueError("`features` must have at least 1 row, got 0.")
     unit = torch.nn.functional.normalize(features.double().flatten(1), dim=1)
     eigenvalues = torch.linalg.eigvalsh(unit @ unit.T / len(unit)).clamp_min(0)
     positive = eigenvalues[eigenvalues > 1e-12]
@@ -111,12 +126,25 @@ def ms_ssim_diversity(images: torch.Tensor) -> float:
 
 
 def frechet_distance(features: torch.Tensor, reference: torch.Tensor) -> float:
-    """Fréchet distance between Gaussians fitted to two sets of features (n, q) and (m, q)."""
+    """Fréchet distance between Gaussians fitted to two sets of features (n, q) and (m, q).
+
+    Raises:
+        ValueError: The sets differ in width, or one has fewer than 2 rows.
+    """
+    if features.ndim != 2 or reference.ndim != 2 or features.shape[1] != reference.shape[1]:
+        raise ValueError(
+            f"`features` and `reference` must have shapes (n, q) and (m, q), got {tuple(features.shape)} and "
+            f"{tuple(reference.shape)}."
+        )
+    if min(len(features), len(reference)) < 2:
+        raise ValueError(f"both sets need at least 2 rows, got {len(features)} and {len(reference)}.")
     a, b = _numpy(features), _numpy(reference)
-    cov_a, cov_b = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
-    root = np.real(scipy.linalg.sqrtm(cov_a @ cov_b))
     shift = a.mean(0) - b.mean(0)
-    return float(shift @ shift + np.trace(cov_a + cov_b - 2 * root))
+    # covariances A = RᵀR from the QR factor of the centred, scaled rows; then tr √(AB) is the sum of the singular
+    # values of R_a R_bᵀ: no root of a rounding error, also where fewer rows than features leave A singular
+    factor_a, factor_b = (np.linalg.qr((x - x.mean(0)) / np.sqrt(len(x) - 1), mode="r") for x in (a, b))
+    overlap = np.linalg.svd(factor_a @ factor_b.T, compute_uv=False).sum()
+    return float(shift @ shift + np.square(factor_a).sum() + np.square(factor_b).sum() - 2 * overlap)
 
 
 def kernel_mmd(features: torch.Tensor, reference: torch.Tensor, sigma: float = 10.0) -> float:
@@ -172,7 +200,12 @@ def cluster_coverage(features: torch.Tensor, kmeans: Any) -> dict[str, float]:
 
     Returns:
         `dict[str, float]`: `clusters` (number reached) and `entropy` (of the assignment, over log k).
+
+    Raises:
+        ValueError: The set is empty, or there is only one cluster.
     """
+    if len(features) == 0 or kmeans.n_clusters < 2:
+        raise ValueError(f"need samples and at least 2 clusters, got {len(features)} and {kmeans.n_clusters}.")
     counts = np.bincount(kmeans.predict(_numpy(features).astype(kmeans.cluster_centers_.dtype)))
     share = counts[counts > 0] / counts.sum()
     entropy = -(share * np.log(share)).sum() / np.log(kmeans.n_clusters)
@@ -181,8 +214,9 @@ def cluster_coverage(features: torch.Tensor, kmeans: Any) -> dict[str, float]:
 
 def nearest_neighbour_distance(images: torch.Tensor, training_images: torch.Tensor) -> torch.Tensor:
     """Root mean squared pixel distance of each image to the nearest training image, (B,); 0 is a memorised image."""
-    distance = torch.cdist(images.flatten(1).double(), training_images.flatten(1).double()).min(1).values
-    return distance / images[0].numel() ** 0.5
+    rows, training_rows = images.flatten(1).double(), training_images.flatten(1).double()
+    distance = torch.cdist(rows, training_rows, compute_mode="donot_use_mm_for_euclid_dist")  # exact zeros
+    return distance.min(1).values / rows.shape[1] ** 0.5
 
 
 def clip_score(images: torch.Tensor, prompts: list[str], model: Any, processor: Any) -> torch.Tensor:
@@ -199,7 +233,8 @@ def clip_score(images: torch.Tensor, prompts: list[str], model: Any, processor: 
     """
     if len(prompts) != len(images):
         raise ValueError(f"`prompts` must hold one prompt per image ({len(images)}), got {len(prompts)}.")
-    pictures = list(((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).numpy())
+    levels = ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    pictures = list(levels.permute(0, 2, 3, 1).cpu().numpy())
     inputs = processor(text=prompts, images=pictures, return_tensors="pt", padding=True).to(model.device)
     with torch.no_grad():
         output = model(**inputs)

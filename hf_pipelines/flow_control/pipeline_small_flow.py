@@ -1,5 +1,7 @@
 """Sample small images from an embedded flow model."""
 
+import math
+
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, ImagePipelineOutput
@@ -93,8 +95,9 @@ class SmallFlowPipeline(DiffusionPipeline):
             if wrong:
                 raise ValueError(f"`class_labels` must lie in 0..{num_classes} ({num_classes} = none), got {wrong}.")
         shape = (num_images, *self.sample_shape)
-        if latents is not None and tuple(latents.shape) != shape:
-            raise ValueError(f"`latents` must have shape {shape}, got {tuple(latents.shape)}.")
+        if latents is not None and (not isinstance(latents, torch.Tensor) or tuple(latents.shape) != shape):
+            got = tuple(latents.shape) if isinstance(latents, torch.Tensor) else type(latents).__name__
+            raise ValueError(f"`latents` must have shape {shape}, got {got}.")
         if isinstance(generator, list) and len(generator) != num_images:
             raise ValueError(f"`generator` must hold one generator per image ({num_images}), got {len(generator)}.")
 
@@ -126,7 +129,7 @@ class SmallFlowPipeline(DiffusionPipeline):
         """Generate images.
 
         Args:
-            class_labels (`list[int]`, *optional*):
+            class_labels (`int`, `list[int]` or `torch.Tensor` of shape `(n,)`, *optional*):
                 One label per image, or one label for all; `None` samples without condition.
             num_images (`int`, *optional*): How many images; defaults to the number of labels or latents, else 8.
             num_inference_steps (`int`, defaults to 30): Euler steps on the grid σ = 1, 1 − 1/N, …, 1/N, 0.
@@ -186,11 +189,13 @@ class SmallFlowPipeline(DiffusionPipeline):
         """Labels as a vector (n,) of integers; one label becomes a vector of length 1."""
         if class_labels is None:
             return None
-        if isinstance(class_labels, (list, tuple)) and not all(isinstance(label, Integral) for label in class_labels):
-            raise ValueError(f"`class_labels` must be integers, got {class_labels!r}.")
-        labels = torch.as_tensor(class_labels, device=device)
-        if labels.ndim > 1 or (labels.is_floating_point() and len(labels.view(-1)) > 0):
-            raise ValueError(f"`class_labels` must be integers of shape (n,), got {labels.dtype} {tuple(labels.shape)}.")
+        try:
+            labels = torch.as_tensor(class_labels, device=device)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"`class_labels` must be integers, got {class_labels!r}.") from error
+        whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+        if labels.ndim > 1 or (labels.numel() and not whole):
+            raise ValueError(f"`class_labels` must be integers of shape (n,), got {class_labels!r}.")
         return labels.view(-1).long()
 
     def _predict_velocity(self, latents, sigma, class_labels):

@@ -7,8 +7,8 @@ from checks_mpc_flow import LOG10_LAM_RANGE, check_choice, check_number, choices
 PATH_HEADERS = ["Planner", "End point", "∫‖u‖² dt", "Φ", "J = ∫‖u‖² dt + λΦ"]
 GUIDE = """
 Every path starts at the cross and follows the flow of the green density, plus a control u that shall bring x₁ to the
-dotted line. MPC plans K steps to the end, takes the first control, and plans anew. FlowGrad seeks all controls at once,
-the least J there is, with 150 iterations of Adam: now and then it stops a little short of it.
+dotted line. MPC plans K steps to the end, takes the first control, and plans anew. FlowGrad seeks all controls at
+once, the least J there is, with 150 iterations of Adam: now and then it stops a little short of it.
 """
 
 

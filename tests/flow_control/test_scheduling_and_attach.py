@@ -195,6 +195,29 @@ def test_attach_warns_when_the_vae_is_under_cpu_offload():
         del type(controller).requires_decode
 
 
+def test_attach_works_on_a_modular_pipeline_and_gives_its_scheduler_back():
+    from diffusers.modular_pipelines import FluxAutoBlocks
+
+    base, arguments = tiny_flux()
+    blocks = FluxAutoBlocks()
+    blocks.sub_blocks.pop("text_encoder")
+    pipe = blocks.init_pipeline()
+    pipe.update_components(transformer=base.transformer, vae=base.vae, scheduler=base.scheduler)
+    pipe.set_progress_bar_config(disable=True)
+    arguments = {**arguments, "num_images_per_prompt": 1, "num_inference_steps": 3, "output": "images"}
+
+    def sample():
+        return pipe(**arguments, generator=torch.Generator().manual_seed(0), output_type="pt")
+
+    plain, original = sample(), pipe.scheduler
+    controller = Push(control=0.5)
+    with attach_controller(pipe, controller):
+        controlled = sample()
+    assert len(controller.states) == 3
+    assert not torch.allclose(controlled, plain, atol=1e-2)
+    assert pipe.scheduler is original and torch.equal(sample(), plain)
+
+
 def test_controller_settings_save_and_load(tmp_path):
     from hf_pipelines import MPCFlowController
 

@@ -189,12 +189,16 @@ def _collect_problems(space: SpacePage) -> None:
         if not request.url.startswith((space.url, "data:", "blob:")):
             space.problems.append(f"request to another machine: {request.url}")
 
-    def is_event(request: Any) -> bool:  # the event joins the queue; its answer comes as a stream that then ends
-        return "/queue/join" in request.url or "/queue/data" in request.url
+    def note_start(request: Any) -> None:
+        if "/queue/join" in request.url or "/queue/data" in request.url:  # joins; its answer is a stream that ends
+            space.running.add(request)
 
-    space.page.on("request", lambda request: space.running.add(request) if is_event(request) else None)
-    space.page.on("requestfinished", space.running.discard)
-    space.page.on("requestfailed", space.running.discard)
+    def note_end(request: Any) -> None:
+        space.running.discard(request)
+
+    space.page.on("request", note_start)
+    space.page.on("requestfinished", note_end)
+    space.page.on("requestfailed", note_end)
     space.page.on("console", note_console)
     space.page.on("pageerror", lambda error: space.problems.append(f"page: {error}"))
     space.page.on("request", note_request)

@@ -341,7 +341,10 @@ def test_wrong_types_are_named(digits_pipe, pipe):
 
 
 def test_controller_without_an_objective_says_so(digits_pipe):
-    with pytest.raises(ValueError, match="with_objective"), attach_controller(digits_pipe, MPCFlowController()) as pipe:
+    with (
+        pytest.raises(ValueError, match="with_objective"),
+        attach_controller(digits_pipe, MPCFlowController()) as pipe,
+    ):
         pipe(num_images=1, num_inference_steps=1)
 
 

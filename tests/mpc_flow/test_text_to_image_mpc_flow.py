@@ -91,9 +91,7 @@ def test_result_does_not_depend_on_the_decode_chunk(chunk):
     pipe, arguments, size = make("sd3")
     y = measured(operators.Denoise(), size)
     settings = {"num_inference_steps": 2, "output_type": "pt", "n_ctrl": 3, **arguments}
-    images = [
-        pipe(y, operators.Denoise(), generator=seeded(), decode_chunk=n, **settings).images for n in (chunk, 2)
-    ]
+    images = [pipe(y, operators.Denoise(), generator=seeded(), decode_chunk=n, **settings).images for n in (chunk, 2)]
     assert torch.allclose(*images, atol=1e-5)
 
 
@@ -317,9 +315,7 @@ def test_encode_then_free_gives_the_same_images_without_the_encoders(flux_with_t
     settings = {"num_inference_steps": 2, "output_type": "pt", "n_ctrl": 2, "true_cfg_scale": 2.0}
     texts = {"prompt": "a red house", "negative_prompt": "blurry", "max_sequence_length": 8}
     expected = pipe(y, operator, generator=seeded(), **texts, **settings).images
-    prompt = encode_then_free(
-        flux_with_text, "a red house", "blurry", num_images_per_prompt=2, max_sequence_length=8
-    )
+    prompt = encode_then_free(flux_with_text, "a red house", "blurry", num_images_per_prompt=2, max_sequence_length=8)
     assert flux_with_text.text_encoder is None and flux_with_text.text_encoder_2 is None
     assert torch.allclose(pipe(y, operator, generator=seeded(), **prompt, **settings).images, expected, atol=1e-5)
     with pytest.raises(RuntimeError, match="no text encoder"):
