@@ -1,7 +1,7 @@
 """What every `benchmark_<slug>.py` returns, and how the command line finds and writes it.
 
 A method's benchmark is the function `run(quick, seed, device) -> BenchmarkResult` in `hf_pipelines/<slug>/
-benchmark_<slug>.py`; it may also have `run_performance(seed, device)`. Nothing else has to be registered.
+benchmark_<slug>.py`; it may also have `run_performance(seed, device)` and `run_ablations(seed, device)`. Nothing else has to be registered.
 """
 
 import importlib

@@ -123,6 +123,7 @@ def bench(
     slug: Annotated[str, typer.Argument(help="The method.")],
     quick: Annotated[bool, typer.Option(help="The short run of `closedloop demo`.")] = False,
     performance: Annotated[bool, typer.Option(help="Measure the ratios of time and memory instead.")] = False,
+    ablations: Annotated[bool, typer.Option(help="Vary one choice of the method at a time instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also draw the pictures into this folder.")] = None,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -136,15 +137,21 @@ def bench(
 
     device = resolve_device(device)
     module = benchmark.load_benchmark(slug)
-    if performance:
-        result = module.run_performance(seed=seed, device=device)
+    if quick + performance + ablations > 1:
+        raise UsageError("choose one of --quick, --performance and --ablations.")
+    kind = "performance" if performance else "ablations" if ablations else ""
+    if kind:
+        runner = getattr(module, f"run_{kind}", None)
+        if runner is None:
+            raise UsageError(f"{slug} has no --{kind}.")
+        result = runner(seed=seed, device=device)
     else:
         result = module.run(quick=quick, seed=seed, device=device)
     if out is not None:
         result.save_figures(out)
     folder = benchmark.card_folder(result)
     if folder is not None and not quick:
-        name = f"{slug}_performance" if performance else slug
+        name = f"{slug}_{kind}" if kind else slug
         path = result.save_eval_results(folder, name)
         err_console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
         result.save_figures(folder)

@@ -6,11 +6,14 @@ import torch
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
     Flux2Pipeline,
     Flux2Transformer2DModel,
     FluxPipeline,
     FluxTransformer2DModel,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     ZImagePipeline,
@@ -176,6 +179,43 @@ def tiny_zimage(**scheduler) -> tuple[ZImagePipeline, dict[str, Any]]:
         "negative_prompt_embeds": [torch.randn(7, 16, generator=generator) for _ in range(2)],
     }
     return pipe, {**embeds, "guidance_scale": 3.0, "height": 16, "width": 16}
+
+
+def tiny_qwen(**scheduler) -> tuple[QwenImagePipeline, dict[str, Any]]:
+    """Qwen-Image with a video VAE; its velocity adapter is not written, so it serves K = 1 alone."""
+    torch.manual_seed(0)
+    transformer = QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=16,
+        out_channels=4,
+        num_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        axes_dims_rope=(8, 4, 4),
+    )
+    vae = AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 1],
+        num_res_blocks=1,
+        attn_scales=[],
+        temperal_downsample=[False],
+        latents_mean=[0.1, -0.2, 0.3, 0.0],
+        latents_std=[1.0, 2.0, 0.5, 1.5],
+    )
+    pipe = QwenImagePipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **scheduler),
+        vae=vae,
+        text_encoder=None,
+        tokenizer=None,
+    )
+    embeds = {
+        "prompt_embeds": torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(1)),
+        "prompt_embeds_mask": torch.ones(2, 7, dtype=torch.long),
+    }
+    return pipe, {**embeds, "height": 16, "width": 16}
 
 
 TINY_PIPELINES = {"sd3": tiny_sd3, "flux": tiny_flux, "flux2": tiny_flux2, "zimage": tiny_zimage}

@@ -35,6 +35,7 @@ class FlowState:
         generator (`torch.Generator`, one per image, or `None`): The controller's own source of randomness.
         decode (`Callable`, *optional*): Latents → images (batch, channels, H, W) in [−1, 1], unclamped.
         velocity (`Callable`, *optional*): (x, σ) → v under the pipeline's prompt and guidance, differentiable.
+        sigma_min (`float`, defaults to 0.0): Last positive noise level of the run.
     """
 
     v: torch.Tensor
@@ -46,6 +47,7 @@ class FlowState:
     generator: torch.Generator | list[torch.Generator] | None = None
     decode: Callable[[torch.Tensor], torch.Tensor] | None = None
     velocity: Velocity | None = None
+    sigma_min: float = 0.0
 
     @property
     def endpoint(self) -> torch.Tensor:
@@ -187,6 +189,7 @@ def run_controller(
                 generator=generator,
                 decode=decode or identity_decode,
                 velocity=velocity,
+                sigma_min=sigmas[-2],
             )
             with torch.enable_grad():
                 answer = controller.control(state)

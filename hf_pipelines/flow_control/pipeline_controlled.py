@@ -70,9 +70,11 @@ class ControlledPipeline(DiffusionPipeline):
         # component by component: diffusers hands neither dtype nor quantization on to a pipeline inside a pipeline
         folder = Path(path) if Path(path).is_dir() else Path(cls.download(path, **hub_arguments(kwargs)))
         base = kwargs.pop("base", None) or load_flow_pipeline(folder / "base", **kwargs)
-        saved = {name: folder / name for name in cls._own_arguments() if (config.get(name) or [None])[0]}
-        loaded = {name: cls._load_component(name, path) for name, path in saved.items() if name not in own}
-        return cls(base, **loaded, **own)
+        saved = {name: config[name] for name in cls._own_arguments() if name in config}
+        for name in cls._optional_components:
+            present = saved.get(name) is not None and saved[name][0] is not None and name not in own
+            saved[name] = cls._load_component(name, folder / name) if present else None
+        return cls(base, **{**saved, **own})
 
     @classmethod
     def _load_component(cls, name: str, folder: Path) -> Any:

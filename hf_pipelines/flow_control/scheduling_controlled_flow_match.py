@@ -93,6 +93,7 @@ class ControlledFlowMatchEulerScheduler(FlowMatchEulerDiscreteScheduler):
             generator=self.controller.generator,
             decode=self.codec,
             velocity=self.velocity_adapter,
+            sigma_min=float(self.sigmas[-2]),
         )
         with torch.inference_mode(False), torch.enable_grad():  # pipelines sample without gradients
             if self.velocity_adapter is not None:

@@ -312,6 +312,13 @@ def memory_growth(pipe: MPCFlowPipeline, y: torch.Tensor, operator: ops.Operator
     return samples[-1] / samples[1]
 
 
+def run_ablations(seed: int = 0, device: str = "cpu") -> BenchmarkResult:
+    """See `ablations_mpc_flow.py`."""
+    from hf_pipelines.mpc_flow.ablations_mpc_flow import run_ablations as run_all
+
+    return run_all(seed, device)
+
+
 def run_performance(seed: int = 0, device: str = "cpu") -> BenchmarkResult:
     """Measure the spec's ratios of time and memory, each against its baseline in the same run.
 

@@ -15,8 +15,14 @@ import tab_restore_mpc_flow as tab_restore
 CSS = """
 /* enlarged pixels keep their borders */
 .pixels img { image-rendering: pixelated; }
-.thumbnails .grid-container { grid-template-columns: repeat(10, minmax(0, 1fr)) !important; gap: 4px; padding: 6px; }
-.thumbnails .thumbnail-item { width: 100%; min-width: 0; height: auto; }
+.thumbnails .grid-container {
+  grid-template-columns: repeat(7, minmax(0, 1fr)) !important;
+  grid-template-rows: none !important;
+  grid-auto-rows: max-content !important;
+  gap: 4px;
+  padding: 6px;
+}
+.thumbnails .thumbnail-item { width: 100%; min-width: 0; height: auto; aspect-ratio: 1; }
 """
 LAUNCH_KWARGS: dict[str, Any] = {
     "theme": gr.themes.Soft(primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["monospace"]),

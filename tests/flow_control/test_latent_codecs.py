@@ -2,11 +2,14 @@
 
 import pytest
 import torch
-from tiny_pipelines import TINY_PIPELINES, tiny_flux, tiny_sd3
+from tiny_pipelines import TINY_PIPELINES, tiny_flux, tiny_qwen, tiny_sd3
 
 from hf_pipelines.flow_control import attach_controller, get_latent_codec, register_latent_codec
 from hf_pipelines.flow_control.controller_flow import FlowControl, FlowController
 from hf_pipelines.flow_control.latent_codecs import LatentCodec
+
+
+ALL_PIPELINES = {**TINY_PIPELINES, "qwen": tiny_qwen}
 
 
 class LastEndpoint(FlowController):
@@ -21,9 +24,9 @@ class LastEndpoint(FlowController):
         return FlowControl(state.v, state.x)
 
 
-@pytest.mark.parametrize("family", sorted(TINY_PIPELINES))
+@pytest.mark.parametrize("family", sorted(ALL_PIPELINES))
 def test_codec_equals_the_decoding_of_the_pipeline(family):
-    pipe, arguments = TINY_PIPELINES[family]()
+    pipe, arguments = ALL_PIPELINES[family]()
     pipe.set_progress_bar_config(disable=True)
     controller = LastEndpoint()
     with attach_controller(pipe, controller):
@@ -31,9 +34,9 @@ def test_codec_equals_the_decoding_of_the_pipeline(family):
     assert torch.allclose((controller.images / 2 + 0.5).clamp(0, 1), images, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", sorted(TINY_PIPELINES))
+@pytest.mark.parametrize("family", sorted(ALL_PIPELINES))
 def test_codec_places_tokens_right_when_the_picture_is_not_square(family):
-    pipe, arguments = TINY_PIPELINES[family]()
+    pipe, arguments = ALL_PIPELINES[family]()
     pipe.set_progress_bar_config(disable=True)
     controller = LastEndpoint()
     with attach_controller(pipe, controller):

@@ -510,8 +510,10 @@ def test_upload_degrade_restore_compare_and_draw(tmp_path, photo):
         page.mouse.move(middle, box["y"] + box["height"] * 0.8, steps=15)
         page.mouse.up()
         page.wait_for_timeout(500)
+        note = page.get_by_text("network calls,").first.inner_text()
         clicked(space, "Restore")
         assert page.locator("[data-testid='toast-body']").count() == 0
+        assert page.get_by_text("network calls,").first.inner_text() != note  # the drawing, not the upload
         assert restored_decibels(space) > 10
         page.screenshot(path=tmp_path / "draw.png", full_page=True)
         assert space.problems == []

@@ -1,0 +1,2 @@
+from .modeling_flow_diversity import DigitTrunk as DigitTrunk
+from .modeling_flow_diversity import ImageFeatureEncoder as ImageFeatureEncoder

@@ -1,0 +1,3 @@
+from .controller_flow_diversity import FlowDiversityController as FlowDiversityController
+from .pipeline_flow_diversity import FlowDiversityOutput as FlowDiversityOutput
+from .pipeline_flow_diversity import FlowDiversityPipeline as FlowDiversityPipeline
