@@ -77,7 +77,8 @@ def schedule(sigma: float, kind: str, gate: Sequence[float]) -> float:
     if not low <= sigma <= high:
         return 0.0
     position = (sigma - low) / (high - low)
-    return {"sin2": math.sin(math.pi * position) ** 2, "t1mt": position * (1 - position), "const": 1.0}[kind]
+    value = {"sin2": math.sin(math.pi * position) ** 2, "t1mt": position * (1 - position), "const": 1.0}[kind]
+    return value if value > EPSILON else 0.0  # sin(π) is not quite 0 in floating point
 
 
 def sample_norm(x: torch.Tensor) -> torch.Tensor:
@@ -270,7 +271,7 @@ class FlowDiversityController(FlowController):
             inverse = torch.linalg.inv(z @ z.T + 1e-3 * torch.eye(len(z), dtype=z.dtype, device=z.device))
             weight = inverse.diagonal() ** self.config.leverage
             gradient = gradient * (weight / weight.mean())[:, None]
-        return gradient.to(raw.dtype), float(volume)
+        return gradient.to(raw.dtype), float(volume.detach())
 
     def _pull_back(self, state: FlowState, endpoint: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Pass B: [∂φ(D(x̂))/∂x̂]ᵀ G, one chunk and so one decoder graph at a time."""

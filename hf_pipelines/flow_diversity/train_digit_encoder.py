@@ -55,7 +55,7 @@ def train_digit_encoder(args: argparse.Namespace) -> tuple[ImageFeatureEncoder, 
             logger.info("step %d loss %.4f", step + 1, loss.item())
     test_images, test_labels = load_digit_tensors(8, "test")
     with torch.no_grad():
-        accuracy = (encoder.eval().tower(test_images)[1].argmax(1) == test_labels).float().mean().item()
+        accuracy = (encoder.eval().vision_tower(test_images)[1].argmax(1) == test_labels).float().mean().item()
     return encoder, accuracy
 
 

@@ -25,7 +25,7 @@ def tensor(values):
 def volume_and_gradient(features, tau, norm, center):
     leaf = tensor(features).requires_grad_(True)
     volume = log_volume(prepare_features(leaf, norm, center), tau)
-    return float(volume), torch.autograd.grad(volume, [leaf])[0]
+    return float(volume.detach()), torch.autograd.grad(volume, [leaf])[0]
 
 
 def test_golden_1_log_volume_of_raw_features():

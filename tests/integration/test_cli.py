@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -71,7 +72,10 @@ def start(*arguments: str, cwd: Path | None = None, rooms: Path | None = None) -
 
 
 def finish(process: subprocess.Popen) -> subprocess.CompletedProcess:
-    out, err = process.communicate(timeout=TIMEOUT)
+    try:
+        out, err = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()  # where it did not end in time
     assert "Traceback" not in out + err
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -156,7 +160,7 @@ def test_status_is_two_and_one_line_says_why_when_usage_is_wrong(arguments, mess
     assert done.stdout == ""
     line = one_line(done.stderr)
     assert line.startswith("error: ")
-    assert pytest.raises(AssertionError, match=message).matches(AssertionError(line)), line
+    assert re.search(message, line)
     assert list(tmp_path.iterdir()) == []
 
 
