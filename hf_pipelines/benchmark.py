@@ -1,9 +1,11 @@
 """What every `benchmark_<slug>.py` returns, and how the command line finds and writes it.
 
 A method's benchmark is the function `run(quick, seed, device) -> BenchmarkResult` in `hf_pipelines/<slug>/
-benchmark_<slug>.py`; it may also have `run_performance(seed, device)` and `run_ablations(seed, device)`. Nothing else has to be registered.
+benchmark_<slug>.py`; it may also have `run_performance(seed, device)` and `run_ablations(seed, device)`. Nothing else
+has to be registered.
 """
 
+import gc
 import importlib
 import importlib.metadata
 import json
@@ -12,7 +14,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,6 +216,49 @@ def measured(result: BenchmarkResult, device: str = "cpu") -> Iterator[Benchmark
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts kB on Linux
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     result.peak_memory_bytes = torch.cuda.max_memory_allocated() if cuda else resident
+
+
+def least_cpu_seconds(*jobs: Callable[[], Any], repeats: int = 5) -> list[float]:
+    """Least CPU time of each job, the jobs taking turns so that a busy machine slows all alike."""
+    best = [float("inf")] * len(jobs)
+    for _ in range(repeats):
+        for index, job in enumerate(jobs):
+            start = time.process_time()
+            job()
+            best[index] = min(best[index], time.process_time() - start)
+    return best
+
+
+def _live_tensor_bytes() -> int:
+    """Bytes of all tensors alive in this process, each storage once."""
+    gc.collect()
+    storages = {}
+    for item in gc.get_objects():
+        if isinstance(item, torch.Tensor):
+            storage = item.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def memory_growth(sample: Callable[[Callable], Any], device: str = "cpu") -> float:
+    """Tensor memory after the last sampling step over that after the second (peak memory on a GPU).
+
+    Args:
+        sample (`Callable`): Runs a pipeline with its argument as `callback_on_step_end`.
+        device (`str`, defaults to `"cpu"`): Where it runs.
+
+    Returns:
+        `float`: 1 where nothing piles up.
+    """
+    cuda = torch.device(device).type == "cuda"
+    samples = []
+
+    def note(pipe, step, timestep, tensors):
+        samples.append(torch.cuda.max_memory_allocated() if cuda else _live_tensor_bytes())
+        return tensors
+
+    sample(note)
+    return samples[-1] / samples[1]
 
 
 def find_benchmarks() -> list[str]:

@@ -58,8 +58,8 @@ class ImageFeatureEncoder(ModelMixin, ConfigMixin):
 
     Args:
         tower (`str`, defaults to `"DigitTrunk"`):
-            Name of a vision class of transformers (`CLIPVisionModelWithProjection`, `SiglipVisionModel`, `Dinov2Model`),
-            or `"DigitTrunk"`.
+            Name of a vision class of transformers (`CLIPVisionModelWithProjection`, `SiglipVisionModel`,
+            `Dinov2Model`), or `"DigitTrunk"`.
         tower_config (`dict`, *optional*): Its configuration.
         image_size (`int`, defaults to 8): Side that images are resized to (bicubic, antialiased).
         mean (`tuple[float, ...]`, defaults to `(0.5,)`): Mean that is subtracted from images in [0, 1].
@@ -130,7 +130,8 @@ class ImageFeatureEncoder(ModelMixin, ConfigMixin):
         """Encode.
 
         Args:
-            images (`torch.Tensor` of shape `(batch, 1 or 3, height, width)`): Images in [−1, 1], not necessarily clamped.
+            images (`torch.Tensor` of shape `(batch, 1 or 3, height, width)`): Images in [−1, 1], not necessarily
+                clamped.
 
         Returns:
             `torch.Tensor` of shape `(batch, features)`.

@@ -82,15 +82,14 @@ class LatentCodec:
         chunks = []
         for start in range(0, z.shape[0], self.decode_chunk):
             part = z[start : start + self.decode_chunk]
-            rows = slice(start, start + self.decode_chunk)
             if z.requires_grad:
-                chunks.append(checkpoint(self.decode, part, rows, use_reentrant=False))
+                chunks.append(checkpoint(self.decode, part, use_reentrant=False))
             else:
-                chunks.append(self.decode(part, rows))
+                chunks.append(self.decode(part))
         return torch.cat(chunks)
 
-    def decode(self, z: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
-        """Decode one chunk, images `rows` of the batch."""
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
+        """Decode one chunk of the batch."""
         return z
 
     def note_latents(self, prepared: Any, arguments: dict[str, Any]) -> None:
@@ -132,7 +131,7 @@ register_latent_codec("SmallFlowPipeline")(LatentCodec)
 class ScaledLatentCodec(LatentCodec):
     """Spatial latents (B, C, h, w): divide by the scaling factor, add the shift factor, decode."""
 
-    def decode(self, z: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
         """Decode one chunk."""
         return self._vae_decode(self._unscale(z))
 
@@ -163,7 +162,7 @@ class _PackedLatentCodec(LatentCodec):
 class PackedLatentCodec(_PackedLatentCodec):
     """FLUX.1 and Chroma: unpack 2×2 patches, then as [`ScaledLatentCodec`]."""
 
-    def decode(self, z: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
         """Decode one chunk."""
         height, width = self._check_grid(z)
         z = z.permute(0, 2, 1).reshape(z.shape[0], -1, height, width)  # (B, 4C, h, w)
@@ -174,11 +173,11 @@ class PackedLatentCodec(_PackedLatentCodec):
 class Flux2LatentCodec(_PackedLatentCodec):
     """FLUX.2: place tokens by their position ids, undo the batch norm, unpatchify, decode."""
 
-    def decode(self, z: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
         """Decode one chunk."""
         height, width = self._check_grid(z)
-        ids = self.position_ids[rows].to(z.device, torch.int64)
-        index = (ids[..., 1] * width + ids[..., 2])[..., None].expand(-1, -1, z.shape[2])  # (B, L, C)
+        ids = self.position_ids[0].to(z.device, torch.int64)  # the images of a batch share their grid
+        index = (ids[:, 1] * width + ids[:, 2])[None, :, None].expand_as(z)  # (B, L, C)
         z = torch.zeros_like(z).scatter(1, index, z)
         z = z.permute(0, 2, 1).reshape(z.shape[0], -1, height, width)
         vae = self.pipe.vae
@@ -197,7 +196,7 @@ class QwenImageLatentCodec(_PackedLatentCodec):
         patch = 2 * self.pipe.vae_scale_factor
         self.grid = (int(arguments["height"]) // patch, int(arguments["width"]) // patch)
 
-    def decode(self, z: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
         """Decode one chunk."""
         height, width = self._check_grid(z)
         z = _unpatchify(z.permute(0, 2, 1).reshape(z.shape[0], -1, height, width))[:, :, None]  # (B, C, 1, H, W)

@@ -8,9 +8,10 @@
 | `DPPGuidance` | likelihood of a determinantal point process | arXiv 2504.07894 (DiverseFlow) |
 | `CADS` | anneal the prompt embedding | arXiv 2310.17347 |
 
-APG (`diffusers.AdaptiveProjectedGuidance`) is a guider of modular pipelines and needs nothing from here. All force-based
-methods share the endpoint, the pull-back and the size ρ‖b‖ of the control with [`FlowDiversityController`], so that they
-differ in the energy, the projection and the schedule alone.
+APG (`diffusers.AdaptiveProjectedGuidance`) is a guider of modular pipelines and needs nothing from here. All
+force-based
+methods share the endpoint, the pull-back and the size ρ‖b‖ of the control with [`FlowDiversityController`], so that
+they differ in the energy, the projection and the schedule alone.
 """
 
 import math
@@ -97,8 +98,8 @@ class DPPGuidance(_ForceBaseline):
 class CADS:
     """Condition-annealed sampling, as a `callback_on_step_end` of any text-to-image pipeline.
 
-    At paper time t = step/N the prompt embedding y becomes √γ y + s √(1−γ) ε, rescaled to the mean and deviation of y and
-    mixed by ψ; γ = 1 once t' = 1 − t has fallen to τ₁, 0 while it is above τ₂, linear in between.
+    At paper time t = step/N the prompt embedding y becomes √γ y + s √(1−γ) ε, rescaled to the mean and deviation of y
+    and mixed by ψ; γ = 1 once t' = 1 − t has fallen to τ₁, 0 while it is above τ₂, linear in between.
 
     Args:
         tau1 (`float`): τ₁.
@@ -147,5 +148,3 @@ class CADS:
             self._clean = {name: tensors[name] for name in self.names}
         noise_level = 1 - (step + 1) / pipe.num_timesteps
         return {**tensors, **{name: self.anneal(clean, noise_level) for name, clean in self._clean.items()}}
-
-

@@ -1,6 +1,7 @@
 """Diversity control orthogonal to the flow (Wu et al., arXiv 2510.09060).
 
-The m samples of one prompt are coupled during sampling: their predicted clean images are pushed apart in a feature space,
+The m samples of one prompt are coupled during sampling: their predicted clean images are pushed apart in a feature
+space,
 a little noise is added, and what of both lies along the model's own velocity is removed. One step σ → σ', Δ = σ − σ':
 
     x̂_i = x_i − σ v_i                                    endpoint
@@ -106,7 +107,8 @@ class FlowDiversityController(FlowController):
         feature_space (`str`, defaults to `"encoder"`): `"encoder"`, `"pixels"` (decoded images) or `"latent"`.
         max_ratio (`float`, defaults to 0.3): ρ, size of the control relative to the velocity.
         cap_mode (`str`, defaults to `"unit"`):
-            `"unit"` scales the control to ρ‖b‖, whatever the size of the encoder's gradients; `"cap"` (paper) only limits it.
+            `"unit"` scales the control to ρ‖b‖, whatever the size of the encoder's gradients; `"cap"` (paper) only
+            limits it.
         ortho (`float`, defaults to 1.0): λ of the projection; 0 turns it off.
         endpoint (`str`, defaults to `"euler"`): `"euler"`, or `"heun"` (paper) at one more network call a step.
         beta0 (`float`, defaults to 0.1): β₀, strength of the noise; 0 turns it off.
@@ -261,16 +263,18 @@ class FlowDiversityController(FlowController):
 
     def _feature_gradient(self, raw: torch.Tensor) -> tuple[torch.Tensor, float]:
         """G = ∂V/∂features of one group, (m, q), and V; memory joins as constants."""
-        leaf = raw.double().requires_grad_(True)
+        finite = torch.isfinite(raw).all(1)  # a sample without features takes no part
+        gradient = torch.full(raw.shape, float("nan"), dtype=torch.float64, device=raw.device)
+        leaf = raw[finite].double().requires_grad_(True)
         rows = leaf if self.memory is None else torch.cat([leaf, self.memory.to(leaf)])
         z = prepare_features(rows, self.config.feature_norm, self.config.center)
         volume = self.energy(z)
-        (gradient,) = torch.autograd.grad(volume, [leaf])
+        (gradient[finite],) = torch.autograd.grad(volume, [leaf])
         if self.config.leverage > 0:
-            z = z.detach()[: len(raw)]
+            z = z.detach()[: len(leaf)]
             inverse = torch.linalg.inv(z @ z.T + 1e-3 * torch.eye(len(z), dtype=z.dtype, device=z.device))
             weight = inverse.diagonal() ** self.config.leverage
-            gradient = gradient * (weight / weight.mean())[:, None]
+            gradient[finite] *= (weight / weight.mean())[:, None]
         return gradient.to(raw.dtype), float(volume.detach())
 
     def _pull_back(self, state: FlowState, endpoint: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -307,8 +311,10 @@ class FlowDiversityController(FlowController):
         final = state.x - state.sigma * answer.velocity
         with torch.no_grad():
             self.features = torch.cat([self._encode(state, part) for part in final.split(self.config.chunk)])
-            sets = [prepare_features(rows.double(), self.config.feature_norm, self.config.center) for rows in
-                    self.features.split(group)]
+            sets = [
+                prepare_features(rows.double(), self.config.feature_norm, self.config.center)
+                for rows in self.features.split(group)
+            ]
         entry["log_volume"] = sum(float(log_volume(z, self.config.tau)) for z in sets) / len(sets)
 
     def _warn_about_equal_starts(self, x: torch.Tensor) -> None:

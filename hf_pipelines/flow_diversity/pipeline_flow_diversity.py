@@ -116,8 +116,8 @@ class FlowDiversityPipeline(ControlledPipeline):
         Args:
             args: Arguments of the wrapped pipeline, forwarded unchanged.
             diversity (`dict` or `False`, *optional*):
-                Settings of [`FlowDiversityController`] for this call, over those of the pipeline; `False` is the wrapped
-                pipeline bit for bit.
+                Settings of [`FlowDiversityController`] for this call, over those of the pipeline; `False` is the
+                wrapped pipeline bit for bit.
             generator (`torch.Generator` or one per image, *optional*):
                 Forwarded too; the controller draws from a fork of it, so that the starting latents stay the same.
             return_dict (`bool`, defaults to `True`): Return an output object, else a tuple.

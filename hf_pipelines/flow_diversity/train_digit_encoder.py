@@ -3,8 +3,8 @@
     python -m hf_pipelines.flow_diversity.train_digit_encoder --output_dir runs/digit-encoder
 
 A classifier whose 32-dimensional last hidden layer is the feature. Another seed and architecture (`--seed 1
---convolutional`) gives the independent classifier that scores diversity in the benchmark. It takes seconds, so there is
-nothing to resume.
+--convolutional`) gives the independent classifier that scores diversity in the benchmark. It takes seconds, so there
+is nothing to resume.
 """
 
 import argparse

@@ -2,10 +2,10 @@ from . import operators as operators
 from .controller_mpc_flow import MPCFlowController as MPCFlowController
 from .objective_mpc_flow import CallableObjective as CallableObjective
 from .objective_mpc_flow import MeasurementObjective as MeasurementObjective
-from .pipeline_mpc_flow import MPCFlowOutput as MPCFlowOutput
-from .pipeline_mpc_flow import MPCFlowPipeline as MPCFlowPipeline
-from .tuning_mpc_flow import tune_lambda as tune_lambda
 from .objectives_text_to_image import RELEASE_SETTINGS as RELEASE_SETTINGS
 from .objectives_text_to_image import GramStyle as GramStyle
 from .objectives_text_to_image import LuminanceTarget as LuminanceTarget
+from .pipeline_mpc_flow import MPCFlowOutput as MPCFlowOutput
+from .pipeline_mpc_flow import MPCFlowPipeline as MPCFlowPipeline
 from .tuning_mpc_flow import InverseProblem as InverseProblem
+from .tuning_mpc_flow import tune_lambda as tune_lambda

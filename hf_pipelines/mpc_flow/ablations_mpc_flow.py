@@ -1,7 +1,7 @@
 """What each choice of MPC-Flow is worth: horizon, solver, warm start, control weight, churn, steps, iterations, λ.
 
-Everything but the named choice stays at the setting of the main benchmark; λ is that of the spec, 10 for denoising and 100
-otherwise, so that a row differs from its neighbour in one thing.
+Everything but the named choice stays at the setting of the main benchmark; λ is that of the spec, 10 for denoising
+and 100 otherwise, so that a row differs from its neighbour in one thing.
 """
 
 from typing import Any

@@ -4,7 +4,6 @@ Every method's free parameter is chosen by PSNR on 12 images, then all restore 2
 noise.
 """
 
-import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,15 @@ from tqdm.auto import tqdm
 
 from datasets_scripts import load_digit_tensors
 from hf_pipelines import hub
-from hf_pipelines.benchmark import Bar, BenchmarkResult, Comparison, Row, measured
+from hf_pipelines.benchmark import (
+    Bar,
+    BenchmarkResult,
+    Comparison,
+    Row,
+    least_cpu_seconds,
+    measured,
+    memory_growth,
+)
 from hf_pipelines.flow_control.metrics import masked_psnr, nearest_neighbour_distance, psnr, ssim
 from hf_pipelines.flow_control.pipeline_small_flow import SmallFlowPipeline
 from hf_pipelines.mpc_flow import operators as ops
@@ -277,41 +284,6 @@ def draw(truth, tasks, methods, restored, table) -> Figure:
     return figure
 
 
-def _cpu_seconds(*jobs, repeats: int = 5) -> list[float]:
-    """Least CPU time of each job, the jobs taking turns so that a busy machine slows all alike."""
-    best = [float("inf")] * len(jobs)
-    for _ in range(repeats):
-        for index, job in enumerate(jobs):
-            start = time.process_time()
-            job()
-            best[index] = min(best[index], time.process_time() - start)
-    return best
-
-
-def _live_tensor_bytes() -> int:
-    """Bytes of all tensors alive in this process, each storage once."""
-    gc.collect()
-    storages = {}
-    for item in gc.get_objects():
-        if isinstance(item, torch.Tensor):
-            storage = item.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
-
-
-def memory_growth(pipe: MPCFlowPipeline, y: torch.Tensor, operator: ops.Operator, **settings) -> float:
-    """Live tensor memory after the last step over that after the second (peak CUDA memory on a GPU)."""
-    cuda = pipe.device.type == "cuda"
-    samples = []
-
-    def note(base, step, timestep, tensors):
-        samples.append(torch.cuda.max_memory_allocated() if cuda else _live_tensor_bytes())
-        return tensors
-
-    pipe(y, operator, callback_on_step_end=note, **settings)
-    return samples[-1] / samples[1]
-
-
 def run_ablations(seed: int = 0, device: str = "cpu") -> BenchmarkResult:
     """See `ablations_mpc_flow.py`."""
     from hf_pipelines.mpc_flow.ablations_mpc_flow import run_ablations as run_all
@@ -341,7 +313,7 @@ def run_performance(seed: int = 0, device: str = "cpu") -> BenchmarkResult:
             "FlowGrad, 20 steps, 60 sweeps": FlowGrad(lam=100.0),
         }
         jobs = [lambda solver=solver: bench.restore(task, solver, 0, NUM_TEST) for solver in solvers.values()]
-        seconds = dict(zip(solvers, _cpu_seconds(*jobs), strict=True))
+        seconds = dict(zip(solvers, least_cpu_seconds(*jobs), strict=True))
         plain, prox, adam, dt, flowgrad = seconds.values()
         for name, value in seconds.items():
             result.rows.append(Row(name, {"time / plain sampling": round(value / plain, 2)}, ours=name[0] in "KΔ"))
@@ -351,10 +323,13 @@ def run_performance(seed: int = 0, device: str = "cpu") -> BenchmarkResult:
         pipe = MPCFlowPipeline(base)
         y = task.operator.measure(bench.test[:4].to(device), noise_std=task.noise_std)
         regimes = {"K=1": {}, "K=3": {"horizon_steps": 3}, "Δt": {"mode": "dt"}}
-        growth = {
-            name: memory_growth(pipe, y, task.operator, num_inference_steps=20, **settings)
-            for name, settings in regimes.items()
-        }
+        growth = {}
+        for name, settings in regimes.items():
+
+            def sample(note, settings=settings):
+                pipe(y, task.operator, num_inference_steps=20, callback_on_step_end=note, **settings)
+
+            growth[name] = memory_growth(sample, device)
         for name, value in growth.items():
             result.rows.append(Row(f"{name}: memory after step 20 / after step 2", {"ratio": value}, ours=True))
     lines = ["| setting | CPU time / plain sampling |", "| --- | --- |"]

@@ -8,7 +8,6 @@ from hf_pipelines.flow_control import attach_controller, get_latent_codec, regis
 from hf_pipelines.flow_control.controller_flow import FlowControl, FlowController
 from hf_pipelines.flow_control.latent_codecs import LatentCodec
 
-
 ALL_PIPELINES = {**TINY_PIPELINES, "qwen": tiny_qwen}
 
 

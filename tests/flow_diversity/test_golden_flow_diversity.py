@@ -67,7 +67,14 @@ X5, V5 = [[1, 0], [0, 1]], [[0.5, -0.5], [0.25, 1]]
 
 
 def one_step(**settings):
-    settings = {"feature_space": "latent", "feature_norm": "none", "center": False, "tau": 1.0, "beta0": 0.0, **settings}
+    settings = {
+        "feature_space": "latent",
+        "feature_norm": "none",
+        "center": False,
+        "tau": 1.0,
+        "beta0": 0.0,
+        **settings,
+    }
     controller = FlowDiversityController(gamma_schedule="const", **settings)
     controller.reset(10, 2, torch.device("cpu"))
     state = FlowState(tensor(V5), tensor(X5), 0.9, 0.8, 1, 10, decode=identity_decode)

@@ -1,4 +1,4 @@
-"""The exported MPC-Flow repo restores an image, from an empty directory, in a process that cannot import our package."""
+"""The exported MPC-Flow repo restores an image, from an empty directory, where our package cannot be imported."""
 
 import torch
 from hub_processes import run_clean

@@ -57,7 +57,6 @@ def test_usage_example_of_the_spec_runs_as_printed(digits):
 @pytest.mark.parametrize("regime", REGIMES)
 def test_every_regime_restores_better_than_the_plain_flow_and_the_measurement(pipe, blurred, digits, regime):
     out = restore(pipe, blurred, num_inference_steps=20, reference=digits[:4], **REGIMES[regime])
-    operator, y = blurred
     plain = restore(pipe, blurred, num_inference_steps=20, lam=0.0).images * 2 - 1
     assert out.log[-1]["psnr"] > float(psnr(plain, digits[:4]).mean()) + 5
     assert out.log[-1]["psnr"] > out.log[-1]["degraded_psnr"]
