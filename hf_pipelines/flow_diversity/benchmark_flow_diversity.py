@@ -251,7 +251,7 @@ def run(quick: bool = False, seed: int = 0, device: str = "cpu") -> BenchmarkRes
         for name in () if quick else MARGINAL_METHODS:
             tables["marginal"][name] = run_marginal(MARGINAL_METHODS[name], seed)
         result.figures["digits"] = draw(pictures)
-        result.figures["tradeoff"] = draw_tradeoff(bench, seed, 4 if quick else 15)
+        result.figures["tradeoff"] = draw_tradeoff(bench, seed, 4 if quick else 40)
     for experiment, table in tables.items():
         for name, metrics in table.items():
             result.rows.append(Row(f"{experiment} / {name}", metrics, ours=name.startswith(("ours", "spread"))))
@@ -322,16 +322,14 @@ def card_table(table: dict[str, dict[str, float]]) -> str:
 def draw(pictures: dict[str, torch.Tensor], classes: tuple[int, ...] = (1, 3, 4, 7)) -> Figure:
     """Sets of eight of some classes, plain beside controlled, from the same starting noise."""
     shown = [name for name in ("ODE", "ours") if name in pictures]
-    figure = Figure(figsize=(5.2 * len(shown), 0.72 * len(classes) + 0.5))
-    grid = figure.subplots(len(classes), 8 * len(shown))
-    for column, name in enumerate(shown):
-        for row, label in enumerate(classes):
-            for index in range(8):
-                axis = grid[row][8 * column + index]
+    figure = Figure(figsize=(5.2 * len(shown), 0.62 * len(classes) + 0.5))
+    for name, part in zip(shown, figure.subfigures(1, len(shown), wspace=0.04), strict=True):
+        part.suptitle(name, fontsize=11)
+        grid = part.subplots(len(classes), 8, gridspec_kw={"wspace": 0.05, "hspace": 0.05})
+        for axes, label in zip(grid, classes, strict=True):
+            for index, axis in enumerate(axes):
                 axis.imshow(pictures[name][8 * label + index, 0], cmap="gray", vmin=-1, vmax=1)
                 axis.axis("off")
-        grid[0][8 * column + 3].set_title(name, loc="left", fontsize=11)
-    figure.subplots_adjust(wspace=0.05, hspace=0.05)
     return figure
 
 
@@ -385,10 +383,10 @@ def run_performance(seed: int = 0, device: str = "cpu") -> BenchmarkResult:
             arguments = {"class_labels": [3] * 8, "guidance_scale": 3.0, "output_type": "latent"}
             pipe(diversity=diversity, generator=generator, callback_on_step_end=callback, **arguments)
 
-        settings = {"plain": False, "chunk 1": {"beta0": 0.0}, "chunk 8": {"beta0": 0.0, "chunk": 8}}
+        settings = {"plain": False, "spread": {"beta0": 0.0}, "spread + noise": {}, "spread, chunk 1": {"chunk": 1}}
         jobs = [lambda setting=setting: sample(setting) for setting in settings.values()]
         seconds = dict(zip(settings, least_cpu_seconds(*jobs, repeats=7), strict=True))
-        growth = memory_growth(lambda note: sample({"chunk": 8}, note), device)
+        growth = memory_growth(lambda note: sample({}, note), device)
         features = torch.randn(64, 512, generator=torch.Generator().manual_seed(seed))
         controller = FlowDiversityController(lambda images: images)
         algebra = least_cpu_seconds(lambda: controller._feature_gradient(features), repeats=20)[0]
@@ -400,7 +398,7 @@ def run_performance(seed: int = 0, device: str = "cpu") -> BenchmarkResult:
     lines += [f"| {name} | {value / seconds['plain']:.2f} |" for name, value in seconds.items()]
     result.card_tables["performance"] = "\n".join(lines)
     result.bars = [
-        Bar("time / plain sampling, chunk 8", seconds["chunk 8"] / seconds["plain"], 1.6, at_least=False),
+        Bar("spread: time / plain sampling", seconds["spread"] / seconds["plain"], 1.6, at_least=False),
         Bar("memory growth from step 2 to the last", growth, 1.01, at_least=False),
     ]
     return result

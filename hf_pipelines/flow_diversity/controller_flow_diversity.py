@@ -226,14 +226,7 @@ class FlowDiversityController(FlowController):
         if self._last_control is not None and state.step % self.config.update_every:
             return 0.1 * self._last_control
         endpoint = self._endpoint(state, b)
-        with torch.no_grad():  # pass A: features of the whole set, no graph
-            raw = torch.cat([self._encode(state, part) for part in endpoint.split(self.config.chunk)])
-        weights, volumes = [], []
-        for rows in raw.split(group):
-            gradient, volume = self._feature_gradient(rows)
-            weights.append(gradient)
-            volumes.append(volume)
-        g = self._pull_back(state, endpoint, torch.cat(weights))
+        raw, g, volumes = self._features_and_gradient(state, endpoint, group)
         g, entry["skipped"] = _drop_nonfinite(g)
         direction = project_orthogonal(g, b, self.config.ortho)
         u = gamma * limit_ratio(direction, b, self.config.max_ratio, self.config.cap_mode)
@@ -277,14 +270,25 @@ class FlowDiversityController(FlowController):
             gradient[finite] *= (weight / weight.mean())[:, None]
         return gradient.to(raw.dtype), float(volume.detach())
 
-    def _pull_back(self, state: FlowState, endpoint: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Pass B: [∂φ(D(x̂))/∂x̂]ᵀ G, one chunk and so one decoder graph at a time."""
-        gradients = []
-        for part, weight in zip(endpoint.split(self.config.chunk), weights.split(self.config.chunk), strict=True):
-            leaf = part.detach().requires_grad_(True)
-            features = self._encode(state, leaf)
-            gradients.append(torch.autograd.grad(features, [leaf], weight.to(features.dtype))[0])
-        return torch.cat(gradients).to(endpoint.dtype)
+    def _features_and_gradient(
+        self, state: FlowState, endpoint: torch.Tensor, group: int
+    ) -> tuple[torch.Tensor, torch.Tensor, list[float]]:
+        """Features Z of all samples, [∂φ(D(x̂))/∂x̂]ᵀ ∂V/∂Z, and the V of each group.
+
+        The whole group enters one determinant, whatever the chunk: pass A computes all features without a graph, pass B
+        pulls back one chunk, and so one decoder graph, at a time. A batch that is one chunk needs a single pass.
+        """
+        single = len(endpoint) <= self.config.chunk
+        leaves = [part.detach().requires_grad_(True) for part in endpoint.split(self.config.chunk)]
+        with torch.set_grad_enabled(single):  # pass A
+            features = [self._encode(state, leaf) for leaf in leaves]
+        raw = torch.cat([part.detach() for part in features])
+        gradients, volumes = zip(*[self._feature_gradient(rows) for rows in raw.split(group)], strict=True)
+        pulled = []
+        for index, weight in enumerate(torch.cat(gradients).split(self.config.chunk)):  # pass B
+            output = features[index] if single else self._encode(state, leaves[index])
+            pulled.append(torch.autograd.grad(output, [leaves[index]], weight.to(output.dtype))[0])
+        return raw, torch.cat(pulled).to(endpoint.dtype), list(volumes)
 
     def _noise(self, state: FlowState, b: torch.Tensor, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
         """n = √(2βΔ) P ξ, at most ρ_n‖b‖Δ long, and the correction β P s that goes into the velocity."""

@@ -138,6 +138,8 @@ class FlowDiversityPipeline(ControlledPipeline):
             settings["feature_space"] = "latent"
             if settings["gamma0"]:
                 warnings.warn("no feature encoder: spreading latents varies texture, not semantics.", stacklevel=2)
+        if getattr(self.base, "vae", None) is None:
+            settings.setdefault("chunk", 4096)  # no decoder graph whose memory would have to be bounded
         settings.setdefault("group_size", self._group_size(kwargs))
         controller = FlowDiversityController(self._encode if self.feature_encoder is not None else None, **settings)
         with attach_controller(self.base, controller, generator=fork_generator(generator)) as base:

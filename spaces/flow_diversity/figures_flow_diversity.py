@@ -42,7 +42,7 @@ def grid(images: torch.Tensor, groups: list[int]) -> PIL.Image.Image:
 
 def draw_volumes(plain: DigitSet, spread: DigitSet, gate: tuple[float, float]) -> Figure:
     """Log-volume of what the model expects the images to become, over the noise level."""
-    figure = Figure(figsize=(6.0, 4.2), dpi=110, layout="constrained")
+    figure = Figure(figsize=(6.0, 3.9), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     axes.axvspan(*gate, color=SPREAD, alpha=0.08, label="gate of the control")
     axes.plot(plain.sigmas, plain.volumes, "--", color=PLAIN, marker=".", label="plain")
@@ -56,7 +56,7 @@ def draw_volumes(plain: DigitSet, spread: DigitSet, gate: tuple[float, float]) -
 
 def draw_sweep(points: list[SweepPoint], label: str, num_images: int) -> Figure:
     """Diversity and fidelity of every method at every strength."""
-    figure = Figure(figsize=(9.0, 5.0), dpi=110, layout="constrained")
+    figure = Figure(figsize=(10.0, 4.6), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     (start,) = [point for point in points if point.method == "plain"]
     for name, method in sets.METHODS.items():

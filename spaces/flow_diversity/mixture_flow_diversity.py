@@ -132,7 +132,7 @@ def averages(density: str, settings: dict | None, num_samples: int, steps: int, 
 
 def draw(density: str, plain: Paths, controlled: Paths) -> Figure:
     """Plain and controlled paths from the same starts over the contours of the density, side by side."""
-    figure = Figure(figsize=(11.0, 5.6), dpi=110, layout="constrained")
+    figure = Figure(figsize=(11.0, 6.2), dpi=110, layout="constrained")
     both = np.concatenate([plain.states, controlled.states])
     reach = max(4.0, float(np.abs(both).max()) + 0.3)
     total = len(DENSITIES[density].means)

@@ -205,7 +205,8 @@ def group(features: torch.Tensor, logits: torch.Tensor, label: str) -> list[int]
 
 def precision(features: torch.Tensor, label: str) -> float:
     """Share of the judge's features (m, 32) within the 5-nearest-neighbour manifold of real images."""
-    repeated = features.repeat(6, 1)  # the metric asks for more than 5 rows; a mean over repeated rows is the same
+    # the metric asks for more than 5 rows; a mean over repeated rows is the same
+    repeated = features.repeat(-(-6 // len(features)), 1)
     return precision_recall_density_coverage(repeated, real_features(label))["precision"]
 
 

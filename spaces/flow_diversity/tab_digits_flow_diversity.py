@@ -39,6 +39,9 @@ looks better than it is.
 
 *Precision*: share of the images that lie among real ones. Strength buys diversity with it.
 
+*Log-volume*: what the method enlarges, in the guide's features. With guidance above 1 the controlled line can run below
+the plain one inside the gate, because guidance pulls back what is pushed; what counts is where it ends.
+
 *One set is an anecdote*: the sweep averages {sets.SWEEP_SETS} of them. DPP is a strong rival on digits; noise alone
 (SDE) does little.
 """
@@ -199,13 +202,18 @@ def _toggle_guidance(label: str) -> Any:
     return gr.Slider(interactive=label != ANY)
 
 
+def _show_sweep() -> Any:
+    return gr.Column(visible=True)
+
+
 def _picture(label: str) -> gr.Image:
     return gr.Image(
         label=label,
+        show_label=False,  # it would cover the first digits
         format="png",
         image_mode="RGBA",
         interactive=False,
-        buttons=["fullscreen"],
+        buttons=[],
         min_width=280,
         elem_classes="pixels",
     )
@@ -226,9 +234,15 @@ def build_tab(page: gr.Blocks) -> None:
                 label="Strength γ₀",
                 info="0 turns the spread off; above 6 fidelity suffers",
             )
-            with gr.Row():
-                gate_low = gr.Slider(0, 1, value=defaults["gate"][0], step=0.05, label="Gate from σ", min_width=140)
-                gate_high = gr.Slider(0, 1, value=defaults["gate"][1], step=0.05, label="Gate to σ", min_width=140)
+            gate_low = gr.Slider(
+                0,
+                1,
+                value=defaults["gate"][0],
+                step=0.05,
+                label="Gate: from σ",
+                info="noise levels at which the spread acts",
+            )
+            gate_high = gr.Slider(0, 1, value=defaults["gate"][1], step=0.05, label="Gate: to σ")
             log10_tau = gr.Slider(
                 *LOG10_TAU_RANGE, value=1, step=0.5, label="Scale of the volume: log₁₀ τ", info="1 means τ = 10"
             )
@@ -244,10 +258,12 @@ def build_tab(page: gr.Blocks) -> None:
             note = gr.Markdown(min_height=28)
             with gr.Row():
                 with gr.Column(min_width=290):
+                    gr.Markdown("### Plain")
                     plain = _picture("Plain")
                     plain_caption = gr.Markdown(min_height=24)
                 with gr.Column(min_width=290):
-                    controlled = _picture("Controlled, same starting noise")
+                    gr.Markdown("### Controlled, from the same starting noise")
+                    controlled = _picture("Controlled")
                     controlled_caption = gr.Markdown(min_height=24)
             with gr.Row():
                 with gr.Column(min_width=290):
@@ -256,12 +272,10 @@ def build_tab(page: gr.Blocks) -> None:
                     table = gr.Dataframe(
                         headers=SCORE_HEADERS, interactive=False, wrap=True, column_widths=["56%", "22%", "22%"]
                     )
-                    gr.Markdown(GUIDE, container=True)
-            with gr.Row(visible=False) as sweep_row:
-                sweep_figure = gr.Plot(label="Sweep", format="png", show_label=False, scale=3, min_width=420)
-                sweep_table = gr.Dataframe(
-                    headers=SWEEP_HEADERS, interactive=False, wrap=True, max_height=430, min_width=300
-                )
+            with gr.Column(visible=False) as sweep_column:
+                sweep_figure = gr.Plot(label="Sweep", format="png", show_label=False)
+                sweep_table = gr.Dataframe(headers=SWEEP_HEADERS, interactive=False, wrap=True, max_height=300)
+            gr.Markdown(GUIDE, container=True)
 
     settings = [label, num_images, steps, guidance, gamma0, gate_low, gate_high, log10_tau, beta0, project, seed]
     shown = [plain, controlled, plain_caption, controlled_caption, table, volumes, note]
@@ -271,7 +285,7 @@ def build_tab(page: gr.Blocks) -> None:
 
     spread_button.click(spread, settings, shown, api_name="spread", show_progress_on=controlled, **network)
     page.load(spread, settings, shown, api_visibility="private", show_progress_on=controlled, **network)
-    sweep_button.click(lambda: gr.Row(visible=True), None, sweep_row, **private).then(
+    sweep_button.click(_show_sweep, None, sweep_column, **private).then(
         sweep,
         [entry for entry in settings if entry is not gamma0],
         [sweep_figure, sweep_table],

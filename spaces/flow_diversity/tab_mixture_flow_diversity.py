@@ -91,9 +91,10 @@ def build_tab() -> None:
             density = gr.Radio(choices(mixture.DENSITIES), value="ring", label="Data density (green)")
             num_samples = gr.Slider(1, MAX_IMAGES, value=6, step=1, label="Points m")
             gamma0 = gr.Slider(*GAMMA_RANGE, value=8, step=0.5, label="Strength γ₀", info="0 turns the spread off")
-            with gr.Row():
-                gate_low = gr.Slider(0, 1, value=0.5, step=0.05, label="Gate from σ", min_width=140)
-                gate_high = gr.Slider(0, 1, value=1, step=0.05, label="Gate to σ", min_width=140)
+            gate_low = gr.Slider(
+                0, 1, value=0.5, step=0.05, label="Gate: from σ", info="noise levels at which the spread acts"
+            )
+            gate_high = gr.Slider(0, 1, value=1, step=0.05, label="Gate: to σ")
             log10_tau = gr.Slider(
                 *LOG10_TAU_RANGE, value=0, step=0.5, label="Scale of the volume: log₁₀ τ", info="0 means τ = 1"
             )

@@ -190,15 +190,18 @@ def test_control_is_reused_between_updates(velocity):
     assert len(volumes) < 9
 
 
-def test_features_are_computed_only_in_gated_steps(velocity):
+@pytest.mark.parametrize(("chunk", "expected"), [(8, 2 * 1 + 1), (4, 2 * 2 * 2 + 2)])
+def test_features_are_computed_only_in_gated_steps(velocity, chunk, expected):
+    # σ = .9 and .8 are gated: one pass where the batch is one chunk, else one for features and one for the pull-back;
+    # then the final features
     count = []
 
     def encoder(images):
         count.append(len(images))
         return images
 
-    sample(velocity, FlowDiversityController(encoder, gate=(0.75, 1.0), beta0=0.1, chunk=8))
-    assert len(count) == 2 * 2 + 1  # σ = .9, .8: features and pull-back each; and the final features
+    sample(velocity, FlowDiversityController(encoder, gate=(0.75, 1.0), beta0=0.1, chunk=chunk))
+    assert len(count) == expected
 
 
 @pytest.mark.parametrize("method", [ParticleGuidance, DPPGuidance])
