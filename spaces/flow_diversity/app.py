@@ -34,7 +34,7 @@ def build() -> gr.Blocks:
         with gr.Tab("Digits"):
             tab_digits.build_tab(page)
         with gr.Tab("2-D mixture"):
-            tab_mixture.build_tab()
+            tab_mixture.build_tab(page)
     return page.queue(max_size=64)
 
 

@@ -74,7 +74,7 @@ def draw_sweep(points: list[SweepPoint], label: str, num_images: int) -> Figure:
             axes.annotate(
                 f"{point.strength:g}",
                 (point.vendi, point.precision),
-                xytext=(5, 5),
+                xytext=(-4, -14) if name in ("sde", "dpp") else (5, 5),  # crowded near the start
                 textcoords="offset points",
                 fontsize=9,
                 color=method.colour,

@@ -39,8 +39,8 @@ looks better than it is.
 
 *Precision*: share of the images that lie among real ones. Strength buys diversity with it.
 
-*Log-volume*: what the method enlarges, in the guide's features. With guidance above 1 the controlled line can run below
-the plain one inside the gate, because guidance pulls back what is pushed; what counts is where it ends.
+*Log-volume*: what the method enlarges, in the guide's features. With guidance above 1 the controlled line can run
+below the plain one inside the gate, because guidance pulls back what is pushed; what counts is where it ends.
 
 *One set is an anecdote*: the sweep averages {sets.SWEEP_SETS} of them. DPP is a strong rival on digits; noise alone
 (SDE) does little.

@@ -1,5 +1,7 @@
 """The second tab: a set of points of a two-dimensional mixture, sampled plainly and kept apart."""
 
+from typing import Any
+
 import gradio as gr
 import mixture_flow_diversity as mixture
 from checks_flow_diversity import (
@@ -84,8 +86,8 @@ def spread_mixture(
     return mixture.draw(density, plain, controlled), rows, note
 
 
-def build_tab() -> None:
-    """Lay out the tab inside the current `gr.Tab`."""
+def build_tab(page: gr.Blocks) -> None:
+    """Lay out the tab inside the current `gr.Tab` of `page`."""
     with gr.Row():
         with gr.Column(scale=2, min_width=340):
             density = gr.Radio(choices(mixture.DENSITIES), value="ring", label="Data density (green)")
@@ -104,16 +106,12 @@ def build_tab() -> None:
             seed = gr.Number(value=0, precision=0, minimum=0, maximum=MAX_SEED, label="Seed")
             button = gr.Button("Sample points", variant="primary")
         with gr.Column(scale=5, min_width=620):
-            note = gr.Markdown("Press *Sample points*.", min_height=28)
+            note = gr.Markdown(min_height=28)
             figure = gr.Plot(label="Paths", format="png", show_label=False)
             gr.Markdown(GUIDE)
             table = gr.Dataframe(headers=HEADERS, interactive=False, wrap=True, column_widths=["56%", "22%", "22%"])
     inputs = [density, num_samples, steps, gamma0, gate_low, gate_high, log10_tau, beta0, project, seed]
-    button.click(
-        spread_mixture,
-        inputs,
-        [figure, table, note],
-        api_name="spread_mixture",
-        show_progress_on=figure,
-        concurrency_limit=1,
-    )
+    shown = [figure, table, note]
+    processor: dict[str, Any] = {"concurrency_id": "mixture", "concurrency_limit": 1}
+    button.click(spread_mixture, inputs, shown, api_name="spread_mixture", show_progress_on=figure, **processor)
+    page.load(spread_mixture, inputs, shown, api_visibility="private", show_progress_on=figure, **processor)

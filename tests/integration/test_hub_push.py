@@ -49,7 +49,8 @@ def test_files_are_listed_when_the_push_is_dry(push, hub_server, repository):
     assert hub_server.log == []
     assert hub_server.repos == {}
     assert set(files) == {
-        *("README.md", "model_index.json", "pipeline_small_flow.py", "modeling_small_flow.py"),
+        *("README.md", "model_index.json", "training_metrics.json"),
+        *("pipeline_small_flow.py", "modeling_small_flow.py"),
         *("model/config.json", "model/diffusion_pytorch_model.safetensors", "model/modeling_small_flow.py"),
         "scheduler/scheduler_config.json",
     }
