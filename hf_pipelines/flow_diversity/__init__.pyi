@@ -1,3 +1,5 @@
+from .concepts_flow_diversity import load_concepts as load_concepts
+from .concepts_flow_diversity import sample_concepts as sample_concepts
 from .controller_flow_diversity import FlowDiversityController as FlowDiversityController
 from .pipeline_flow_diversity import FlowDiversityOutput as FlowDiversityOutput
 from .pipeline_flow_diversity import FlowDiversityPipeline as FlowDiversityPipeline

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from hf_pipelines.flow_control.controller_flow import FlowControl, FlowController, FlowState, draw_noise
 
@@ -117,6 +118,10 @@ class FlowDiversityController(FlowController):
         noise_ortho (`bool`, defaults to `True`): Project the noise too; `False` is i.i.d. noise.
         score_correction (`bool`, defaults to `True`): Add β Δ P s, without which noise inflates the marginal.
         leverage (`float`, defaults to 0.0): α: weigh the samples by diag((K + εI)⁻¹)^α, mean 1.
+        init_ortho (`float`, defaults to 0.0):
+            a in [0, 1): turn the starting latents of a group towards orthonormal random directions q at step 0,
+            √(1−a²) x + a‖x‖q, rescaled to the norm of x.
+        decode_size (`float`, defaults to 1.0): Scale of spatial latents before they are decoded for features.
         update_every (`int`, defaults to 1): Steps between new controls; in between a tenth of the last one is used.
         group_size (`int`, *optional*): Samples of one prompt, which stand together; the whole batch when `None`.
         chunk (`int`, defaults to 1): Images per pull-back; bounds the memory, does not change the result.
@@ -150,6 +155,8 @@ class FlowDiversityController(FlowController):
         noise_ortho: bool = True,
         score_correction: bool = True,
         leverage: float = 0.0,
+        init_ortho: float = 0.0,
+        decode_size: float = 1.0,
         update_every: int = 1,
         group_size: int | None = None,
         chunk: int = 1,
@@ -200,13 +207,16 @@ class FlowDiversityController(FlowController):
         group = self.config.group_size or state.x.shape[0]
         if not self.active or (group < 2 and self.memory is None):
             return FlowControl(state.v, state.x)
+        sample = state.x
         if state.step == 0:
             self._warn_about_equal_starts(state.x)
+            if self.config.init_ortho > 0:
+                sample = torch.cat([self._turn_apart(x) for x in state.x.split(group)])
         settings = self.config
         gamma = settings.gamma0 * schedule(state.sigma, settings.gamma_schedule, settings.gate)
         beta = settings.beta0 * schedule(state.sigma, settings.gamma_schedule, settings.noise_gate)
         entry: dict[str, Any] = {"step": state.step, "sigma": state.sigma, "gamma": gamma, "beta": beta, "skipped": 0}
-        answer = FlowControl(state.v, state.x)
+        answer = FlowControl(state.v, sample)
         b = -state.v
         if gamma != 0:
             u = self._spread(state, b, gamma, group, entry)
@@ -247,8 +257,20 @@ class FlowDiversityController(FlowController):
         """φ(D(z)), (B, q)."""
         if self.config.feature_space == "latent":
             return z.flatten(1)
+        if self.config.decode_size != 1:
+            if z.ndim != 4:
+                raise ValueError("`decode_size` needs spatial latents (B, C, h, w); this pipeline packs them.")
+            z = F.interpolate(z, scale_factor=self.config.decode_size, mode="bilinear", antialias=True)
         images = state.decode(z)
         return images.flatten(1) if self.config.feature_space == "pixels" else self.encoder(images)
+
+    def _turn_apart(self, x: torch.Tensor) -> torch.Tensor:
+        """√(1−a²) x + a‖x‖q with orthonormal q, each sample at its old norm."""
+        a = self.config.init_ortho
+        flat = x.flatten(1)
+        q = torch.linalg.qr(draw_noise(flat, _first(self.generator)).T)[0].T[: len(x)]  # (m, d)
+        turned = (1 - a**2) ** 0.5 * flat + a * flat.norm(dim=1, keepdim=True) * q
+        return (turned * (flat.norm(dim=1) / turned.norm(dim=1))[:, None]).view_as(x)
 
     def energy(self, z: torch.Tensor) -> torch.Tensor:
         """What the control ascends, a function of one set's prepared features (m, q): the log-volume."""
@@ -275,8 +297,8 @@ class FlowDiversityController(FlowController):
     ) -> tuple[torch.Tensor, torch.Tensor, list[float]]:
         """Features Z of all samples, [∂φ(D(x̂))/∂x̂]ᵀ ∂V/∂Z, and the V of each group.
 
-        The whole group enters one determinant, whatever the chunk: pass A computes all features without a graph, pass B
-        pulls back one chunk, and so one decoder graph, at a time. A batch that is one chunk needs a single pass.
+        The whole group enters one determinant, whatever the chunk: pass A computes all features without a graph, pass
+        B pulls back one chunk, and so one decoder graph, at a time. A batch that is one chunk needs a single pass.
         """
         single = len(endpoint) <= self.config.chunk
         leaves = [part.detach().requires_grad_(True) for part in endpoint.split(self.config.chunk)]
@@ -326,6 +348,11 @@ class FlowDiversityController(FlowController):
             warnings.warn("samples start from identical latents: is the same seed used for all?", stacklevel=3)
 
 
+def _first(generator: Any) -> torch.Generator | None:
+    """One generator for what a whole group shares."""
+    return generator[0] if isinstance(generator, list) else generator
+
+
 def _product(u: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (sample_norm(u) * sample_norm(b)).clamp_min(EPSILON)
 
@@ -362,6 +389,10 @@ def check_settings(settings: Any) -> None:
             raise ValueError(f"`{name}` must be at least 0, got {settings[name]!r}.")
     if not math.isfinite(settings["gamma0"]):
         raise ValueError(f"`gamma0` must be finite, got {settings['gamma0']!r}.")
+    if not 0 <= settings["init_ortho"] < 1:
+        raise ValueError(f"`init_ortho` must lie in [0, 1), got {settings['init_ortho']!r}.")
+    if not 0 < settings["decode_size"] <= 1:
+        raise ValueError(f"`decode_size` must lie in (0, 1], got {settings['decode_size']!r}.")
     if not 0 <= settings["ortho"] <= 1:
         raise ValueError(f"`ortho` must lie in [0, 1], got {settings['ortho']!r}.")
     for name in ("update_every", "chunk"):

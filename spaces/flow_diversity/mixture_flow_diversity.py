@@ -75,6 +75,11 @@ def flow(density: str) -> GaussianMixtureFlowModel:
     return GaussianMixtureFlowModel(means=means, stds=[chosen.std] * len(means)).double()
 
 
+def starts(count: int, seed: int) -> torch.Tensor:
+    """Starting points (count, 2): standard normal noise."""
+    return torch.randn(count, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 def run(
     density: str, settings: dict | None, num_samples: int, steps: int, seed: int, num_sets: int = 1
 ) -> tuple[Paths, bool]:
@@ -92,7 +97,6 @@ def run(
         `tuple[Paths, bool]`: the paths of all sets, and whether the controller changed anything.
     """
     total = num_samples * num_sets
-    start = torch.randn(total, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     controller = None
     if settings is not None:
         controller = FlowDiversityController(
@@ -102,7 +106,7 @@ def run(
     end = run_controller(
         lambda x, sigma: flow(density)(x, timestep=sigma).sample,
         recorder,
-        start,
+        starts(total, seed),
         torch.linspace(1, 0, steps + 1, dtype=torch.float64).tolist(),
         generator=torch.Generator().manual_seed(seed + 1),
     )

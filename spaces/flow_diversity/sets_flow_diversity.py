@@ -178,12 +178,13 @@ def spread_controller(num_images: int, **settings) -> FlowDiversityController | 
     """The method under `settings` of its controller; `None` where there is nothing to spread or to add."""
     if num_images < 2 or (settings["gamma0"] == 0 and settings["beta0"] == 0):
         return None
-    return FlowDiversityController(pipeline().feature_encoder, group_size=num_images, **settings)
+    return FlowDiversityController(pipeline().feature_encoder, group_size=num_images, chunk=num_images, **settings)
 
 
 @torch.no_grad()
 def score(images: torch.Tensor, label: str) -> Scores:
-    """Score one set of images (m, 1, 8, 8) of a class."""
+    """Score one set of images (m, 1, 8, 8) of a class, clamped as they are shown."""
+    images = images.clamp(-1, 1)
     features, logits = judge().vision_tower(images)
     groups = group(features, logits, label)
     return Scores(
@@ -229,10 +230,10 @@ class Method:
 
 METHODS = {
     "plain": Method("Plain sampling", "#555555", "", (0.0,)),
-    "sde": Method("SDE noise", "#2ca02c", "β", (0.1, 0.2, 0.4)),
-    "particle": Method("Particle Guidance", "#ff7f0e", "γ", (0.3, 1.0, 2.0)),
-    "dpp": Method("DPP (DiverseFlow)", "#d62728", "γ", (0.5, 1.0, 2.0)),
-    "ours": Method("This method", "#4338ca", "γ₀", (1.0, 2.0, 4.0, 6.0, 8.0)),
+    "sde": Method("SDE noise", "#2ca02c", "β", (0.1, 0.3, 1.0)),
+    "particle": Method("Particle Guidance", "#ff7f0e", "γ", (1.0, 2.0, 4.0)),
+    "dpp": Method("DPP (DiverseFlow)", "#d62728", "γ", (1.0, 2.0, 4.0)),
+    "ours": Method("This method", "#4338ca", "γ₀", (2.0, 4.0, 6.0, 8.0, 12.0)),
 }
 
 
@@ -279,7 +280,7 @@ def sweep_point(
         "dpp": lambda: DPPGuidance(encoder, gamma=strength, **shared),
         "ours": lambda: FlowDiversityController(encoder, **{**settings, "gamma0": strength}, **shared),
     }[name]()
-    images = sample(controller, label, num_images, steps, guidance, seed, num_sets=SWEEP_SETS).images
+    images = sample(controller, label, num_images, steps, guidance, seed, num_sets=SWEEP_SETS).images.clamp(-1, 1)
     with torch.no_grad():
         features, logits = judge().vision_tower(images)
     parts = list(zip(features.split(num_images), logits.split(num_images), strict=True))

@@ -42,8 +42,8 @@ looks better than it is.
 *Log-volume*: what the method enlarges, in the guide's features. With guidance above 1 the controlled line can run
 below the plain one inside the gate, because guidance pulls back what is pushed; what counts is where it ends.
 
-*One set is an anecdote*: the sweep averages {sets.SWEEP_SETS} of them. DPP is a strong rival on digits; noise alone
-(SDE) does little.
+*One set is an anecdote*: the sweep averages {sets.SWEEP_SETS} of them. DPP and Particle Guidance are strong rivals on
+digits: at an equal Vendi score they often reach more clusters, at some cost of precision. Noise alone (SDE) does little.
 """
 
 
@@ -232,7 +232,7 @@ def build_tab(page: gr.Blocks) -> None:
                 value=defaults["gamma0"],
                 step=0.5,
                 label="Strength γ₀",
-                info="0 turns the spread off; above 6 fidelity suffers",
+                info="0 turns the spread off; large values cost fidelity",
             )
             gate_low = gr.Slider(
                 0,

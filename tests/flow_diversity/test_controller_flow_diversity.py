@@ -242,6 +242,8 @@ def test_cads_keeps_mean_and_deviation_and_never_makes_nan():
         ({"beta0": -0.1}, "`beta0`"),
         ({"gamma0": float("nan")}, "`gamma0`"),
         ({"ortho": 1.5}, "`ortho`"),
+        ({"init_ortho": 1.0}, "`init_ortho`"),
+        ({"decode_size": 0.0}, "`decode_size`"),
         ({"feature_norm": "l1"}, "`feature_norm`"),
         ({"cap_mode": "clip"}, "`cap_mode`"),
         ({"endpoint": "rk4"}, "`endpoint`"),
@@ -255,6 +257,32 @@ def test_cads_keeps_mean_and_deviation_and_never_makes_nan():
 def test_bad_setting_is_named(settings, match):
     with pytest.raises(ValueError, match=match):
         FlowDiversityController(**settings)
+
+
+def test_starting_latents_turn_apart_and_keep_their_norm():
+    x = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=F64).repeat(4, 1, 1, 1)
+    controller = FlowDiversityController(init_ortho=0.6, beta0=0.0, gate=(0.0, 0.5), **LATENT)
+    with pytest.warns(UserWarning, match="same seed"):
+        answer = step(controller, x, torch.ones_like(x), sigma=1.0, sigma_next=0.9, index=0)
+    rows = answer.sample.flatten(1)
+    assert torch.allclose(rows.norm(dim=1), x.flatten(1).norm(dim=1))
+    cosine = torch.nn.functional.cosine_similarity(rows[:1], rows[1:])
+    assert float(cosine.max()) < 0.95 and float(cosine.min()) > 0.2
+
+
+def test_smaller_decoding_for_features_needs_spatial_latents():
+    sizes = []
+
+    def encoder(images):
+        sizes.append(images.shape[-1])
+        return images.flatten(1)
+
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=F64)
+    controller = FlowDiversityController(encoder, decode_size=0.5, beta0=0.0, gate=(0.0, 1.0), chunk=3)
+    step(controller, x, torch.ones_like(x))
+    assert set(sizes) == {4}
+    with pytest.raises(ValueError, match="`decode_size`"):
+        step(controller, x.view(3, 8, 8), torch.ones(3, 8, 8, dtype=F64))
 
 
 def test_group_size_must_divide_the_batch(velocity):

@@ -175,6 +175,24 @@ def test_any_text_to_image_pipeline_is_controlled(towers, family, dtype):
     assert all(p.grad is None for module in (base.vae, pipe.feature_encoder) for p in module.parameters())
 
 
+@pytest.mark.parametrize("offload", ["group", "hooks"])
+def test_offloaded_pipeline_gives_the_same_images(towers, offload):
+    from accelerate import cpu_offload_with_hook
+
+    images = []
+    for offloaded in (False, True):
+        base, arguments = TINY_PIPELINES["flux"]()
+        pipe = FlowDiversityPipeline(base, ImageFeatureEncoder.from_transformers(towers["clip"]))
+        pipe.set_progress_bar_config(disable=True)
+        if offloaded and offload == "group":
+            device = torch.device("cpu")
+            pipe.enable_group_offload(onload_device=device, offload_type="leaf_level", exclude_modules=["vae"])
+        elif offloaded:
+            cpu_offload_with_hook(base.transformer, execution_device="cpu")
+        images.append(pipe(**arguments, num_inference_steps=3, generator=seeded(), output_type="pt").images)
+    assert torch.allclose(*images, atol=1e-5)
+
+
 def test_several_prompts_are_groups_of_their_images():
     base, _ = TINY_PIPELINES["sd3"]()
     pipe = FlowDiversityPipeline(base)

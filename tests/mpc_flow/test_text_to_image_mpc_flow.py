@@ -3,7 +3,7 @@
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel, TorchAoConfig
-from tiny_pipelines import TINY_PIPELINES, tiny_flux, tiny_sd3
+from tiny_pipelines import TINY_PIPELINES, tiny_flux, tiny_flux_with_text, tiny_sd3
 
 from hf_pipelines import MPCFlowPipeline, operators
 from hf_pipelines.flow_control import encode_then_free
@@ -268,44 +268,7 @@ def test_batch_size_follows_the_measurement_when_a_prompt_is_text():
 
 @pytest.fixture
 def flux_with_text():
-    """Tiny FLUX with real (random) CLIP and T5 encoders and tokenizers built from a handful of words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import (
-        CLIPTextConfig,
-        CLIPTextModel,
-        PreTrainedTokenizerFast,
-        T5Config,
-        T5EncoderModel,
-    )
-
-    words = ["<pad>", "<unk>", "</s>", "a", "house", "red", "blurry"]
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", unk_token="<unk>", eos_token="</s>", model_max_length=8
-    )
-    torch.manual_seed(0)
-    clip = CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=7,
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=8,
-            eos_token_id=2,
-            bos_token_id=2,
-            pad_token_id=0,
-        )
-    )
-    t5 = T5EncoderModel(T5Config(vocab_size=7, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2))
-    base, _ = tiny_flux()
-    base.register_modules(
-        text_encoder=clip.eval(), tokenizer=tokenizer, text_encoder_2=t5.eval(), tokenizer_2=tokenizer
-    )
-    base.tokenizer_max_length = 8
-    base.set_progress_bar_config(disable=True)
-    return base
+    return tiny_flux_with_text()
 
 
 def test_encode_then_free_gives_the_same_images_without_the_encoders(flux_with_text):
