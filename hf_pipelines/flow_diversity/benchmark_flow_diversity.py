@@ -18,6 +18,7 @@ from sklearn.cluster import KMeans
 from tqdm.auto import tqdm
 
 from datasets_scripts import load_digit_tensors
+from hf_models.flow_diversity.train_flow_diversity import train_digit_encoder
 from hf_models.small_flow.modeling_small_flow import GaussianMixtureFlowModel
 from hf_pipelines import hub
 from hf_pipelines.benchmark import (
@@ -39,7 +40,6 @@ from hf_pipelines.flow_control.metrics import (
 from hf_pipelines.flow_diversity.baselines_flow_diversity import DPPGuidance, ParticleGuidance, PlainODE, SDENoise
 from hf_pipelines.flow_diversity.controller_flow_diversity import FlowDiversityController
 from hf_pipelines.flow_diversity.pipeline_flow_diversity import FlowDiversityPipeline
-from hf_pipelines.flow_diversity.train_digit_encoder import train_digit_encoder
 
 REPO = "flow-diversity-digits-8x8"
 NUM_STEPS = 30

@@ -201,6 +201,11 @@ def run(quick: bool = False, seed: int = 0, device: str = "cpu") -> BenchmarkRes
                 {"restored": float(memorised.mean()), "true test images": float(natural.mean())},
             )
         )
+        # a model that remembers would restore its training images: the distance must not fall below that of real ones
+        metric = "rms distance to the nearest training image"
+        result.comparisons.append(
+            Comparison("true test images", metric, float(memorised.mean()), float(natural.mean()))
+        )
         if not quick:
             result.bars = check_claims(table)
             result.card_tables["results"] = card_table(table)

@@ -58,6 +58,7 @@ def draw_sweep(points: list[SweepPoint], label: str, num_images: int) -> Figure:
     """Diversity and fidelity of every method at every strength."""
     figure = Figure(figsize=(10.0, 4.6), dpi=110, layout="constrained")
     axes = figure.add_subplot()
+    offsets = {"sde": (-4, -14), "dpp": (-4, -14), "particle": (5, -12), "ours": (5, 5)}  # crowded near the start
     (start,) = [point for point in points if point.method == "plain"]
     for name, method in sets.METHODS.items():
         mine = [point for point in points if point.method == name]
@@ -74,7 +75,7 @@ def draw_sweep(points: list[SweepPoint], label: str, num_images: int) -> Figure:
             axes.annotate(
                 f"{point.strength:g}",
                 (point.vendi, point.precision),
-                xytext=(-4, -14) if name in ("sde", "dpp") else (5, 5),  # crowded near the start
+                xytext=offsets[name],
                 textcoords="offset points",
                 fontsize=9,
                 color=method.colour,

@@ -10,12 +10,12 @@ from sklearn.cluster import KMeans
 
 from datasets_scripts import load_digit_tensors
 from hf_models import ImageFeatureEncoder
+from hf_models.flow_diversity.train_flow_diversity import parse_args, train_digit_encoder
 from hf_pipelines import FlowDiversityController, FlowDiversityPipeline, attach_controller, hub
 from hf_pipelines.flow_control.controller_flow import FlowControl, FlowController, FlowState, fork_generator
 from hf_pipelines.flow_control.metrics import precision_recall_density_coverage, vendi_score
 from hf_pipelines.flow_diversity.baselines_flow_diversity import DPPGuidance, ParticleGuidance, SDENoise
 from hf_pipelines.flow_diversity.controller_flow_diversity import log_volume, prepare_features
-from hf_pipelines.flow_diversity.train_digit_encoder import parse_args, train_digit_encoder
 
 ANY = "any"
 CLASSES = {**{str(digit): f"Digit {digit}" for digit in range(10)}, ANY: "Any digit (unconditional)"}

@@ -43,7 +43,7 @@ looks better than it is.
 below the plain one inside the gate, because guidance pulls back what is pushed; what counts is where it ends.
 
 *One set is an anecdote*: the sweep averages {sets.SWEEP_SETS} of them. DPP and Particle Guidance are strong rivals on
-digits: at an equal Vendi score they often reach more clusters, at some cost of precision. Noise alone (SDE) does little.
+digits: at an equal Vendi score they often reach more clusters, at some cost of precision. Noise alone does little.
 """
 
 

@@ -406,9 +406,11 @@ def test_every_control_of_the_first_tab(tmp_path):
 def test_the_sweep_draws_a_curve(tmp_path):
     with open_space(APP) as space:
         page = space.page
-        assert page.locator("td:visible").filter(has_text="Particle Guidance").count() == 0
+        cells = page.locator("[role=gridcell]:visible").filter(has_text="Particle Guidance")
+        assert cells.count() == 0
         clicked(space, "Sweep strength", SWEEP_SECONDS)
-        page.locator("td:visible").filter(has_text="Particle Guidance").first.wait_for()
+        cells.first.wait_for()
+        assert cells.count() == 3
         page.wait_for_timeout(500)
         page.screenshot(path=tmp_path / "sweep.png", full_page=True)
         assert space.problems == []

@@ -1,6 +1,6 @@
 """Train the small feature encoder of 8×8 digits that guides diversity offline.
 
-    python -m hf_pipelines.flow_diversity.train_digit_encoder --output_dir runs/digit-encoder
+    python -m hf_models.flow_diversity.train_flow_diversity --output_dir runs/digit-encoder
 
 A classifier whose 32-dimensional last hidden layer is the feature. Another seed and architecture (`--seed 1
 --convolutional`) gives the independent classifier that scores diversity in the benchmark. It takes seconds, so there
@@ -22,8 +22,8 @@ from hf_models.flow_diversity.modeling_flow_diversity import ImageFeatureEncoder
 logger = logging.getLogger(__name__)
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
+def build_parser() -> argparse.ArgumentParser:
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, required=True, help="where the encoder goes")
     parser.add_argument("--num_epochs", type=int, default=40, help="passes over the 1,597 training images")
@@ -32,7 +32,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--noise", type=float, default=0.2, help="deviation of the noise added to images")
     parser.add_argument("--seed", type=int, default=0, help="fixes initialisation, order and noise")
     parser.add_argument("--convolutional", action="store_true", help="convolutions instead of the first dense layer")
-    return parser.parse_args(argv)
+    return parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse and check the command line."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    for name in ("num_epochs", "train_batch_size"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+    return args
 
 
 def train_digit_encoder(args: argparse.Namespace) -> tuple[ImageFeatureEncoder, float]:
