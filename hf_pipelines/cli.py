@@ -131,7 +131,8 @@ def bench(
 ) -> None:
     """Run a method's benchmark against its baselines; exit 1 if a claim of its card fails.
 
-    The full run also writes results, tables and pictures into the method's model card where that is checked out.
+    The full run with seed 0 also writes results, tables and pictures into the method's model card, where that is
+    checked out; other seeds leave it alone.
     """
     from hf_pipelines import benchmark
 
@@ -150,7 +151,7 @@ def bench(
     if out is not None:
         result.save_figures(out)
     folder = benchmark.card_folder(result)
-    if folder is not None and not quick:
+    if folder is not None and not quick and seed == 0:
         name = f"{slug}_{kind}" if kind else slug
         path = result.save_eval_results(folder, name)
         err_console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)

@@ -260,3 +260,37 @@ def lpips_distance(images: torch.Tensor, reference: torch.Tensor, net: str = "al
     channels = [x.float().expand(-1, 3, -1, -1) for x in (images, reference)]
     with torch.no_grad():
         return network(*channels).flatten().cpu()
+
+
+def brisque_score(images: torch.Tensor) -> torch.Tensor:
+    """BRISQUE per image, (B,): quality without a reference, lower is better (Mittal et al., TIP 2012).
+
+    Needs `pip install "closedloop[metrics]"`. Made for photographs; sides below 32 px are too small for its
+    statistics.
+
+    Args:
+        images (`torch.Tensor` of shape `(batch, 3, height, width)`): Images in [−1, 1].
+
+    Returns:
+        `torch.Tensor` of shape `(batch,)`.
+
+    Raises:
+        ImportError: The package `brisque`, or the OpenCV it needs, is missing.
+        ValueError: The images are no RGB pictures of at least 32 px.
+    """
+    if images.ndim != 4 or images.shape[1] != 3 or min(images.shape[-2:]) < 32:
+        raise ValueError(f"`images` must be RGB with sides of at least 32 px, got shape {tuple(images.shape)}.")
+    try:
+        from brisque import BRISQUE
+    except ImportError as error:
+        raise ImportError(f'BRISQUE needs `pip install "closedloop[metrics]"`; the import said: {error}') from error
+
+    class Brisque(BRISQUE):
+        """The package's model; its fit returns arrays of one element, which numpy 2.4 no longer takes for numbers."""
+
+        def asymmetric_generalized_gaussian_fit(self, x):
+            return tuple(float(np.squeeze(value)) for value in super().asymmetric_generalized_gaussian_fit(x))
+
+    model = Brisque(url=False)
+    pictures = ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    return torch.tensor([float(model.score(picture)) for picture in pictures])

@@ -8,10 +8,12 @@
 | `DPPGuidance` | likelihood of a determinantal point process | arXiv 2504.07894 (DiverseFlow) |
 | `CADS` | anneal the prompt embedding | arXiv 2310.17347 |
 
-APG (`diffusers.AdaptiveProjectedGuidance`) is a guider of modular pipelines and needs nothing from here. All
-force-based
-methods share the endpoint, the pull-back and the size ρ‖b‖ of the control with [`FlowDiversityController`], so that
-they differ in the energy, the projection and the schedule alone.
+APG (arXiv 2410.02416) is a rule for guidance: `diffusers.AdaptiveProjectedGuidance` in modular pipelines, whose
+function the
+benchmark calls. CADS acts on prompt embeddings, which the digits do not have. All force-based methods share the
+endpoint,
+the pull-back and the size ρ‖b‖ of the control with [`FlowDiversityController`], so that they differ in the energy, the
+projection and the schedule alone.
 """
 
 import math

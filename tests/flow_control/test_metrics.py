@@ -11,6 +11,7 @@ from scipy.ndimage import gaussian_filter
 from sklearn.cluster import KMeans
 
 from hf_pipelines.flow_control.metrics import (
+    brisque_score,
     clip_score,
     cluster_coverage,
     frechet_distance,
@@ -357,3 +358,20 @@ def test_cluster_coverage_is_refused_when_the_set_is_empty_or_there_is_one_clust
         cluster_coverage(torch.zeros(0, 2), kmeans)
     with pytest.raises(ValueError, match="got 3 and 1"):
         cluster_coverage(torch.zeros(3, 2), KMeans(1, n_init=1).fit(np.zeros((2, 2))))
+
+
+def test_brisque_rises_when_a_photograph_gets_noisy_or_blurred():
+    pytest.importorskip("brisque")
+    from skimage import data
+
+    photo = torch.from_numpy(data.astronaut()[:256, :256]).permute(2, 0, 1)[None] / 127.5 - 1
+    noisy = photo + 0.3 * torch.randn(photo.shape, generator=torch.Generator().manual_seed(0))
+    blurred = torch.nn.functional.avg_pool2d(photo, 7, stride=1, padding=3)
+    clean, worse, soft = brisque_score(torch.cat([photo, noisy, blurred])).tolist()
+    assert worse > clean + 20 and soft > clean + 20
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 64, 64), (1, 3, 16, 64)])
+def test_brisque_names_a_wrong_shape(shape):
+    with pytest.raises(ValueError, match="RGB"):
+        brisque_score(torch.zeros(shape))
