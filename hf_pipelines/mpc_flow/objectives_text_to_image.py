@@ -25,7 +25,7 @@ LUMINANCE = (0.299, 0.587, 0.114)
 
 
 class GramStyle:
-    """‖Gram(φ(x)) − Gram(φ(reference))‖² with the token features φ of one block of a CLIP image tower.
+    """‖Gram(φ(x)) − Gram(φ(reference))‖² with the patch features φ of one block of a CLIP image tower.
 
     Args:
         vision_model ([`~transformers.CLIPVisionModel`]): The tower; the release takes ViT-B/16.
@@ -55,7 +55,8 @@ class GramStyle:
         images = F.interpolate(images, (side, side), mode="bicubic", antialias=True, align_corners=False)
         mean, std = (images.new_tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
         pixels = ((images - mean) / std).to(self.vision_model.dtype)
-        features = self.vision_model(pixels, output_hidden_states=True).hidden_states[self.block].float()
+        features = self.vision_model(pixels, output_hidden_states=True).hidden_states[self.block]
+        features = features[:, 1:].float()  # patches, without the class token
         return features.transpose(1, 2) @ features / features.shape[1]  # (B, q, q)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:

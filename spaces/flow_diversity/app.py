@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # the modules beside this file, however it was started
 
@@ -35,6 +36,11 @@ def build() -> gr.Blocks:
             tab_digits.build_tab(page)
         with gr.Tab("2-D mixture"):
             tab_mixture.build_tab(page)
+        if torch.cuda.is_available():
+            import text_to_image_flow_diversity as text_to_image
+
+            with gr.Tab("Text to image"):
+                text_to_image.build_tab()
     return page.queue(max_size=64)
 
 

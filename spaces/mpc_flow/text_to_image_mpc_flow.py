@@ -13,12 +13,12 @@ from typing import Any
 import gradio as gr
 import PIL.Image
 import torch
-import torch.nn.functional as F
 from checks_mpc_flow import MAX_SEED, check_choice, check_number, readable
 from diffusers.utils import is_bitsandbytes_available
 from pictures_mpc_flow import open_picture
 
 from hf_pipelines import MPCFlowPipeline, operators
+from hf_pipelines.mpc_flow import RELEASE_SETTINGS, GramStyle
 
 # Hub id by label. Whoever runs the Space may add a local folder or another Hub id: a visitor may not, since each base
 # takes tens of gigabytes.
@@ -42,56 +42,19 @@ class Task:
     Args:
         label (`str`): What people read.
         side (`int`): Sides of the image in pixels.
-        lr (`float`): Adam step size on the endpoint displacement.
-        rho (`float`): ρ, weight of the control.
         operator (`Callable`, *optional*): Makes the measurement operator; `None` for the style.
     """
 
     label: str
     side: int
-    lr: float
-    rho: float
     operator: Callable[[], operators.Operator] | None = None
 
 
 TASKS = {
-    "style": Task("Style: Gram matrix of CLIP features", 448, 0.5, 64.0),
-    "luminance": Task("Luminance: keep light and shade, invent the colours", 256, 0.2, 1e-6, operators.Colorize),
-    "super_resolution": Task(
-        "Super-resolution ×4", 512, 0.5, 2.5e-6, lambda: operators.SuperResolution(4, kind="bicubic")
-    ),
+    "style": Task("Style: Gram matrix of CLIP features", 448),
+    "luminance": Task("Luminance: keep light and shade, invent the colours", 256, operators.Colorize),
+    "super_resolution": Task("Super-resolution ×4", 512, lambda: operators.SuperResolution(4, kind="bicubic")),
 }
-
-
-class GramStyle:
-    """Φ(x) = ‖Gram(f(x)) − Gram(f(reference))‖² per image, f the patch features of a block of CLIP's ViT.
-
-    Args:
-        model ([`~transformers.CLIPVisionModel`]): The vision tower.
-        reference (`torch.Tensor` of shape `(1, 3, H, W)`): The picture whose style is wanted, in [0, 1].
-        block (`int`, defaults to 3): After which block the features are taken.
-    """
-
-    mean = (0.48145466, 0.4578275, 0.40821073)  # of CLIP's training pictures
-    std = (0.26862954, 0.26130258, 0.27577711)
-
-    def __init__(self, model: torch.nn.Module, reference: torch.Tensor, block: int = 3):
-        self.model, self.block = model, block
-        with torch.no_grad():
-            self.target = self.gram(reference)
-
-    def gram(self, images: torch.Tensor) -> torch.Tensor:
-        """Gram matrices (B, q, q) of images (B, 3, H, W) in [0, 1], divided by the number of patches."""
-        images = images.to(device=self.model.device, dtype=self.model.dtype)
-        side = self.model.config.image_size
-        images = F.interpolate(images, (side, side), mode="bicubic", antialias=True, align_corners=False)
-        mean, std = (images.new_tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
-        features = self.model((images - mean) / std, output_hidden_states=True).hidden_states[self.block][:, 1:]
-        return features.transpose(1, 2) @ features / features.shape[1]
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """The objective per image, (B,)."""
-        return (self.gram(images) - self.target).square().flatten(1).sum(1).float().to(images.device)
 
 
 @functools.lru_cache(maxsize=1)
@@ -141,10 +104,7 @@ def guide(
     chosen, side = TASKS[task], side or TASKS[task].side
     picture = operators.preprocess(reference.convert("RGB"), size=side)
     settings: dict[str, Any] = {
-        "control_weight": "release",
-        "control_param": "d",
-        "lr": chosen.lr,
-        "rho": chosen.rho,
+        **RELEASE_SETTINGS[task],
         "num_inference_steps": steps,
         "generator": torch.Generator().manual_seed(seed),
         **base_arguments,

@@ -228,6 +228,143 @@ def test_one_point_gets_a_note(app):
     assert "One point: there is nothing to spread." in points(app, num_samples=1)["note"]
 
 
+# ---------------------------------------------------------------------------------------------------- text to image
+
+
+@pytest.fixture(scope="module")
+def text_to_image(app, tmp_path_factory):
+    """The third tab's module with a tiny random FLUX and a tiny random CLIP on disk, on the code a GPU would run."""
+    import text_to_image_flow_diversity as module
+    from tiny_pipelines import tiny_flux_with_text
+    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    folder = tmp_path_factory.mktemp("models")
+    tiny_flux_with_text().save_pretrained(folder / "base")
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = CLIPVisionConfig(**small, projection_dim=8, image_size=16, patch_size=4)
+    CLIPVisionModelWithProjection(config).save_pretrained(folder / "encoder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SIDE", 16)
+        patch.setitem(module.BASES, module.OWN, module.Model("Tiny FLUX", str(folder / "base")))
+        patch.setitem(module.ENCODERS, module.OWN, module.Model("Tiny CLIP", str(folder / "encoder")))
+        patch.setattr(module.FlowDiversityPipeline, "enable_model_cpu_offload", lambda self: None)
+        yield module
+        module.load_base.cache_clear()
+        module.load_encoder.cache_clear()
+
+
+def spread_texts(module, **changes) -> dict:
+    """Call `spread_text_to_image` with the tiny models, with changes; returns its outputs by name."""
+    arguments = {"base": "own", "encoder": "own", "prompt": "a red house", "num_images": 3, "steps": 6}
+    outputs = module.spread_text_to_image(**arguments | {"progress": gr.Progress()} | changes)
+    return dict(zip(("plain", "controlled", "table", "note"), outputs, strict=True))
+
+
+def stacked(images) -> np.ndarray:
+    return np.stack([np.asarray(image) for image in images])
+
+
+@pytest.mark.parametrize("num_images", [2, 8])
+def test_images_of_a_text_are_kept_apart(text_to_image, num_images):
+    output = spread_texts(text_to_image, num_images=num_images)
+    plain, controlled = stacked(output["plain"]), stacked(output["controlled"])
+    assert plain.shape == controlled.shape == (num_images, 16, 16, 3)
+    assert (plain != controlled).any()
+    before, after = value(output["table"], "Log-volume")
+    assert after > before
+    assert 1 <= min(value(output["table"], "Vendi score")) <= num_images
+    assert output["note"].startswith("**Vendi score") and "Tiny CLIP" in output["note"]
+
+
+def test_images_of_a_text_are_those_of_the_pipeline(text_to_image):
+    pipe = text_to_image.load(text_to_image.BASES["own"], text_to_image.ENCODERS["own"])
+    settings = {"prompt": "a red house", "num_images_per_prompt": 3, "num_inference_steps": 6}
+    settings |= {"guidance_scale": 4.0, "height": 16, "width": 16}
+    output = spread_texts(text_to_image, guidance=4.0, seed=5)
+    plain = pipe.base(**settings, generator=torch.Generator().manual_seed(5)).images
+    controlled = pipe(**settings, generator=torch.Generator().manual_seed(5))
+    assert (stacked(output["plain"]) == stacked(plain)).all()
+    assert (stacked(output["controlled"]) == stacked(controlled.images)).all()
+    volume = value(output["table"], "Log-volume")[1]
+    assert volume == pytest.approx(controlled.log[-1]["log_volume"], rel=0.05)  # images in 16 bits, clamped
+
+
+def test_images_of_a_text_without_strength_are_the_plain_ones(text_to_image):
+    output = spread_texts(text_to_image, gamma0=0)
+    assert (stacked(output["plain"]) == stacked(output["controlled"])).all()
+    assert "nothing is controlled" in output["note"]
+    other = spread_texts(text_to_image, gamma0=0, seed=1)
+    assert (stacked(output["plain"]) != stacked(other["plain"])).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base": "/etc"}, "model must be one of .*own; got '/etc'"),
+        ({"base": "someone/some-model"}, "model must be one of .*got 'someone/some-model'"),
+        ({"encoder": "../clip"}, "encoder must be one of .*got '../clip'"),
+        ({"encoder": None}, "encoder must be one of .*got None"),
+        ({"prompt": " "}, "prompt must be a text of 1 to 1000 characters"),
+        ({"prompt": "a" * 1001}, "prompt must be a text of 1 to 1000 characters"),
+        ({"prompt": None}, "prompt must be a text of 1 to 1000 characters"),
+        ({"num_images": 1}, "number of images must be a whole number from 2 to 8, got 1"),
+        ({"num_images": 9}, "number of images must be a whole number from 2 to 8, got 9"),
+        ({"steps": 51}, "number of steps must be a whole number from 2 to 50, got 51"),
+        ({"guidance": -1}, "guidance must be a number from 0 to 20, got -1"),
+        ({"gamma0": float("nan")}, "strength γ₀ must be a number from 0 to 12, got nan"),
+        ({"seed": 2**31}, "seed must be a whole number from 0 to 2147483647, got 2147483648"),
+    ],
+)
+def test_a_bad_argument_of_a_text_gets_a_readable_message(text_to_image, monkeypatch, changes, message):
+    monkeypatch.setattr(text_to_image, "load", lambda *models: pytest.fail("loaded"))
+    with pytest.raises(gr.Error, match=message) as caught:
+        spread_texts(text_to_image, **changes)
+    assert not caught.value.print_exception
+
+
+@pytest.mark.parametrize(("kind", "offer"), [("base", "BASES"), ("encoder", "ENCODERS")])
+def test_a_model_that_is_not_there_is_named_but_not_its_folder(text_to_image, monkeypatch, tmp_path, kind, offer):
+    missing = text_to_image.Model("Missing one", str(tmp_path / "secret"))
+    monkeypatch.setitem(getattr(text_to_image, offer), "own", missing)
+    with pytest.raises(gr.Error, match="Missing one could not be loaded: ") as caught:
+        spread_texts(text_to_image)
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_a_lack_of_memory_gets_a_readable_message(text_to_image, monkeypatch):
+    def exhaust(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(text_to_image, "sample", exhaust)
+    with pytest.raises(gr.Error, match="take fewer images"):
+        spread_texts(text_to_image)
+
+
+def test_the_environment_adds_a_model_in_front(text_to_image, monkeypatch):
+    fixed = text_to_image.Model("Fixed", "some/model")
+    assert list(text_to_image._offer("FLOW_DIVERSITY_BASE_OF_A_TEST", "Own", fixed)) == ["some/model"]
+    monkeypatch.setenv("FLOW_DIVERSITY_BASE_OF_A_TEST", "/models/mine")
+    offer = text_to_image._offer("FLOW_DIVERSITY_BASE_OF_A_TEST", "Own", fixed)
+    assert list(offer) == ["own", "some/model"] and offer["own"].path == "/models/mine"
+
+
+def test_the_third_tab_is_built_where_there_is_a_gpu_only(app, monkeypatch):
+    def tabs(blocks):
+        return [block.label for block in blocks.blocks.values() if isinstance(block, gr.Tab)]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert tabs(app.build()) == ["Digits", "2-D mixture"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    page = app.build()
+    assert tabs(page)[2:] == ["Text to image"]
+    public = {fn.api_name: fn.fn for fn in page.fns.values() if fn.api_visibility == "public"}
+    assert set(public) == API_NAMES | {"spread_text_to_image"}
+    text = inspect.getdoc(public["spread_text_to_image"])
+    for name in inspect.signature(public["spread_text_to_image"]).parameters:
+        assert f"    {name}: " in text
+
+
 # -------------------------------------------------------------------------------------------------------- bad input
 
 
