@@ -5,6 +5,7 @@ release of arXiv 2601.23231.
 """
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +21,19 @@ from pictures_mpc_flow import open_picture
 from hf_pipelines import MPCFlowPipeline, operators
 from hf_pipelines.mpc_flow import RELEASE_SETTINGS, GramStyle
 
-# Hub id by label. Whoever runs the Space may add a local folder or another Hub id: a visitor may not, since each base
-# takes tens of gigabytes.
+logger = logging.getLogger(__name__)
+
+# Label by what the API takes: a Hub id, or "own" for the folder or Hub id that whoever runs the Space has named. A
+# visitor may name none, since each base takes tens of gigabytes, and does not see the machine's path.
 BASES = {
-    "FLUX.2-dev, 4-bit (24 GB)": "diffusers/FLUX.2-dev-bnb-4bit",
-    "FLUX.1-schnell": "black-forest-labs/FLUX.1-schnell",
-    "Stable Diffusion 3.5 medium": "stabilityai/stable-diffusion-3.5-medium",
-    "Z-Image-Turbo": "Tongyi-MAI/Z-Image-Turbo",
+    "diffusers/FLUX.2-dev-bnb-4bit": "FLUX.2-dev, 4-bit (24 GB)",
+    "black-forest-labs/FLUX.1-schnell": "FLUX.1-schnell",
+    "stabilityai/stable-diffusion-3.5-medium": "Stable Diffusion 3.5 medium",
+    "Tongyi-MAI/Z-Image-Turbo": "Z-Image-Turbo",
 }
 OWN_BASE = os.environ.get("MPC_FLOW_BASE")
 if OWN_BASE:
-    BASES = {"Model of this machine": OWN_BASE, **BASES}
+    BASES = {"own": "Model of this machine", **BASES}
 CLIP = os.environ.get("MPC_FLOW_CLIP", "openai/clip-vit-base-patch16")
 MAX_STEPS, MAX_PROMPT = 50, 1000
 
@@ -140,7 +143,7 @@ def generate(
     """Generate an image from a text under the control of a reference picture.
 
     Args:
-        base: Hub id of the text-to-image model, one of those offered.
+        base: The text-to-image model, one of those offered: a Hub id, or "own" for that of the machine.
         task: What the picture asks for: style, luminance or super_resolution.
         prompt: The text, at most 1000 characters.
         file: The reference picture: PNG, JPEG, WebP, BMP or GIF, at most 16 megapixels.
@@ -152,8 +155,8 @@ def generate(
     Returns:
         What the reference asks for, the image, a table of objective and control over the steps.
     """
-    if base not in BASES.values():
-        raise ValueError(f"The base must be one of {', '.join(BASES.values())}; got {base!r}.")
+    if base not in BASES:
+        raise ValueError(f"The base must be one of {', '.join(BASES)}; got {base!r}.")
     check_choice("The task", task, TASKS)
     if not isinstance(prompt, str) or len(prompt) > MAX_PROMPT:
         raise ValueError(f"The prompt must be a text of at most {MAX_PROMPT} characters.")
@@ -163,9 +166,11 @@ def generate(
     reference = open_picture(file, colour=True)
     progress(0, desc="loading the model")
     try:
-        pipe = load_base(base)
+        pipe = load_base(OWN_BASE if base == "own" else base)
     except OSError as error:
-        raise ValueError(f"The model {base} could not be loaded: {str(error).splitlines()[0]}") from error
+        logger.warning("loading %s failed: %s", OWN_BASE if base == "own" else base, error)
+        reason = "see the log of the Space" if base == "own" else str(error).splitlines()[0]
+        raise ValueError(f"The model {base} could not be loaded: {reason}") from error
     return guide(pipe, task, reference, steps, seed, prompt=prompt, guidance_scale=guidance_scale)
 
 
@@ -173,7 +178,9 @@ def build_tab() -> None:
     """Lay out the tab inside the current `gr.Tab`."""
     with gr.Row():
         with gr.Column(scale=2, min_width=340):
-            base = gr.Dropdown(list(BASES.items()), value=next(iter(BASES.values())), label="Text-to-image model")
+            base = gr.Dropdown(
+                [(label, base) for base, label in BASES.items()], value=next(iter(BASES)), label="Text-to-image model"
+            )
             task = gr.Radio(
                 [(task.label, key) for key, task in TASKS.items()], value="style", label="Reference asks for"
             )
