@@ -14,7 +14,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -198,6 +198,12 @@ class BenchmarkResult:
         if text != before:
             readme.write_text(text, encoding="utf-8")
         return text != before
+
+
+def markdown_table(columns: list[str], rows: Iterable[list[str]]) -> str:
+    """A Markdown table with the names of its columns and the cells of its rows."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def _plain(value: Any) -> Any:

@@ -8,15 +8,18 @@ import torch.nn.functional as F
 import transformers
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
-
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+from transformers.image_utils import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    OPENAI_CLIP_MEAN,
+    OPENAI_CLIP_STD,
+)
 
 # model_type of a vision config → class, mean and standard deviation of its image processor
 _TOWERS = {
-    "clip_vision_model": ("CLIPVisionModelWithProjection", CLIP_MEAN, CLIP_STD),
+    "clip_vision_model": ("CLIPVisionModelWithProjection", OPENAI_CLIP_MEAN, OPENAI_CLIP_STD),
     "siglip_vision_model": ("SiglipVisionModel", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "dinov2": ("Dinov2Model", IMAGENET_MEAN, IMAGENET_STD),
+    "dinov2": ("Dinov2Model", IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
 }
 
 

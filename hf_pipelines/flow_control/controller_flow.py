@@ -83,6 +83,7 @@ class FlowController(ConfigMixin):
     config_name = "flow_controller_config.json"
 
     def __init__(self):
+        self.register_to_config()  # a subclass without settings has an empty config
         self.log: list[dict[str, Any]] = []
         self.generator: torch.Generator | list[torch.Generator] | None = None
 
@@ -97,7 +98,7 @@ class FlowController(ConfigMixin):
         return False
 
     def reset(self, num_steps: int, batch: int, device: torch.device) -> None:
-        """Forget the last run. Called at step 0.
+        """Forget the last run. Called at step 0. Without a generator, one is made from the setting `seed`, if any.
 
         Args:
             num_steps (`int`): Number of steps of the coming run.
@@ -105,6 +106,9 @@ class FlowController(ConfigMixin):
             device (`torch.device`): Where the latents live.
         """
         self.log = []
+        seed = self.config.get("seed")
+        if self.generator is None and seed is not None:
+            self.generator = torch.Generator(device).manual_seed(seed)
 
     def control(self, state: FlowState) -> FlowControl:
         """Answer one step.

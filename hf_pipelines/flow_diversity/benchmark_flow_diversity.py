@@ -1,15 +1,13 @@
 """Flow diversity against its baselines at equal numbers of network evaluations, in three experiments.
 
-A. An exact mixture of eight Gaussians in 16 dimensions, features the identity: how many modes does a set of eight
-reach? B. Class-conditional 8×8 digits with guidance 3: how different are eight images of one class?
+A. An exact mixture of eight Gaussians in 16 dimensions, features the identity: how many modes does a set reach?
+B. Class-conditional 8×8 digits with guidance 3: how different are eight images of one class?
 C. Unconditional digits: how many classes does a set of ten show?
 
 In B and C a small classifier guides and another one, of other architecture and seed, scores.
 """
 
-import argparse
 import time
-from pathlib import Path
 
 import torch
 from diffusers.guiders.adaptive_projected_guidance import normalized_guidance
@@ -18,7 +16,7 @@ from sklearn.cluster import KMeans
 from tqdm.auto import tqdm
 
 from datasets_scripts import load_digit_tensors
-from hf_models.flow_diversity.train_flow_diversity import train_digit_encoder
+from hf_models.flow_diversity.train_flow_diversity import parse_args, train_digit_encoder
 from hf_pipelines import hub
 from hf_pipelines.benchmark import (
     Bar,
@@ -26,6 +24,7 @@ from hf_pipelines.benchmark import (
     Comparison,
     Row,
     least_cpu_seconds,
+    markdown_table,
     measured,
     memory_growth,
 )
@@ -41,7 +40,7 @@ from hf_pipelines.flow_diversity.controller_flow_diversity import FlowDiversityC
 from hf_pipelines.flow_diversity.mixture_flow_diversity import (
     MARGINAL_METHODS,
     MIXTURE_METHODS,
-    NUM_STEPS,
+    SIGMAS,
     Make,
     run_marginal,
     run_mixture,
@@ -77,8 +76,7 @@ class DigitBench:
         self.pipe = FlowDiversityPipeline.from_pretrained(hub.repo(REPO)).to(device)
         self.model = self.pipe.base.model.eval().requires_grad_(False)
         self.guide = self.pipe.feature_encoder.eval().requires_grad_(False)
-        settings = {"num_epochs": 40, "learning_rate": 2e-3, "train_batch_size": 128, "noise": 0.2}
-        arguments = argparse.Namespace(output_dir=Path(), seed=1, convolutional=True, **settings)
+        arguments = parse_args(["--output_dir", ".", "--seed", "1", "--convolutional"])
         with torch.random.fork_rng():
             self.scorer, self.accuracy = train_digit_encoder(arguments)
         self.scorer = self.scorer.to(device).eval()
@@ -112,9 +110,8 @@ class DigitBench:
             return unconditional + 3.0 * (conditional - unconditional)
 
         controller = make(encoder=self.guide, group_size=size, chunk=count)
-        sigmas = [1 - k / NUM_STEPS for k in range(NUM_STEPS + 1)]
         generator = torch.Generator().manual_seed(seed + 1)
-        return run_controller(velocity, controller, x, sigmas, generator=generator).clamp(-1, 1)
+        return run_controller(velocity, controller, x, SIGMAS, generator=generator).clamp(-1, 1)
 
     def conditional(self, name: str, seed: int, repeats: int) -> tuple[dict[str, float], torch.Tensor]:
         """Experiment B for one method, means over classes and repeats, and the images."""
@@ -228,24 +225,22 @@ def check_claims(tables: dict[str, dict[str, dict[str, float]]]) -> list[Bar]:
 
 def summary_table(tables: dict[str, dict[str, dict[str, float]]]) -> str:
     """Diversity and fidelity of the three experiments for ours, plain sampling and DPP."""
-    lines = ["| diversity (fidelity) | ours | plain flow | DPP γ 1 |", "| --- " * 4 + "|"]
+    rows = []
     for title, experiment, diversity, fidelity, name in (
         ("modes of 8, mixture (share in a mode)", "A", "modes of 8", "in mode", "ours τ 10"),
         ("entropy of 8 digits of a class (precision)", "B", "entropy", "precision", "ours"),
         ("classes in 10 digits (precision)", "C", "classes of 10", "precision", "ours"),
     ):
-        rows = [tables[experiment][method] for method in (name, "ODE", "DPP γ 1")]
-        lines.append(f"| {title} | " + " | ".join(f"{r[diversity]:.2f} ({r[fidelity]:.2f})" for r in rows) + " |")
-    return "\n".join(lines)
+        values = [tables[experiment][method] for method in (name, "ODE", "DPP γ 1")]
+        rows.append([title, *(f"{value[diversity]:.2f} ({value[fidelity]:.2f})" for value in values)])
+    return markdown_table(["diversity (fidelity)", "ours", "plain flow", "DPP γ 1"], rows)
 
 
 def card_table(table: dict[str, dict[str, float]]) -> str:
     """One experiment in Markdown."""
     columns = list(next(iter(table.values())))
-    lines = ["| method | " + " | ".join(columns) + " |", "| --- " * (len(columns) + 1) + "|"]
-    for name, metrics in table.items():
-        lines.append(f"| {name} | " + " | ".join(f"{metrics[column]:.3g}" for column in columns) + " |")
-    return "\n".join(lines)
+    rows = [[name, *(f"{metrics[column]:.3g}" for column in columns)] for name, metrics in table.items()]
+    return markdown_table(["method", *columns], rows)
 
 
 def draw(pictures: dict[str, torch.Tensor], classes: tuple[int, ...] = (1, 3, 4, 7)) -> Figure:
@@ -323,9 +318,8 @@ def run_performance(seed: int = 0, device: str = "cpu") -> BenchmarkResult:
             result.rows.append(Row(name, {"time / plain": round(value / seconds["plain"], 2)}, ours=name != "plain"))
         result.rows.append(Row("algebra of m = 64, q = 512", {"ms": round(1000 * algebra, 2)}, ours=True))
         result.rows.append(Row("memory after the last step / after the second", {"ratio": growth}, ours=True))
-    lines = ["| setting | CPU time / plain sampling |", "| --- | --- |"]
-    lines += [f"| {name} | {value / seconds['plain']:.2f} |" for name, value in seconds.items()]
-    result.card_tables["performance"] = "\n".join(lines)
+    ratios = [[name, f"{value / seconds['plain']:.2f}"] for name, value in seconds.items()]
+    result.card_tables["performance"] = markdown_table(["setting", "CPU time / plain sampling"], ratios)
     result.bars = [
         Bar("spread: time / plain sampling", seconds["spread"] / seconds["plain"], 1.6, at_least=False),
         Bar("memory growth from step 2 to the last", growth, 1.01, at_least=False),

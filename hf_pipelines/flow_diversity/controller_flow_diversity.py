@@ -199,8 +199,6 @@ class FlowDiversityController(FlowController):
             warnings.warn("diversity needs at least two samples of a prompt: sampling plainly.", stacklevel=2)
         if self.config.feature_space == "encoder" and self.encoder is None and self.config.gamma0 != 0:
             raise ValueError("`feature_space='encoder'` needs an `encoder`.")
-        if self.generator is None and self.config.seed is not None:
-            self.generator = torch.Generator(device).manual_seed(self.config.seed)
 
     def control(self, state: FlowState) -> FlowControl:
         """Spread the groups of this step and add noise, both orthogonal to the flow."""

@@ -11,6 +11,7 @@ from hf_pipelines.flow_diversity.baselines_flow_diversity import DPPGuidance, Pa
 from hf_pipelines.flow_diversity.controller_flow_diversity import FlowDiversityController
 
 NUM_STEPS = 30
+SIGMAS = [1 - k / NUM_STEPS for k in range(NUM_STEPS + 1)]
 STD = 0.3
 Make = Callable[..., FlowDiversityController]
 
@@ -50,10 +51,9 @@ def run_mixture(make: Make, seed: int, num_sets: int, size: int = 8) -> dict[str
     model, means = mixture()
     x = torch.randn(num_sets * size, 16, generator=torch.Generator().manual_seed(seed))
     controller = make(group_size=size, feature_space="latent", chunk=len(x))
-    sigmas = [1 - k / NUM_STEPS for k in range(NUM_STEPS + 1)]
     start = time.process_time()
     samples = run_controller(
-        lambda x, s: model(x, s).sample, controller, x, sigmas, generator=torch.Generator().manual_seed(seed + 1)
+        lambda x, s: model(x, s).sample, controller, x, SIGMAS, generator=torch.Generator().manual_seed(seed + 1)
     )
     distance, mode = torch.cdist(samples, means).min(1)
     modes = torch.tensor([len(set(rows.tolist())) for rows in mode.split(size)]).float()
@@ -85,8 +85,7 @@ def run_marginal(make: Make, seed: int) -> dict[str, float]:
     exact = exact + STD * torch.randn(1200, 16, generator=generator)
     x = torch.randn(1200, 16, generator=generator)
     controller = make(group_size=8, feature_space="latent", chunk=len(x))
-    sigmas = [1 - k / NUM_STEPS for k in range(NUM_STEPS + 1)]
-    samples = run_controller(lambda x, s: model(x, s).sample, controller, x, sigmas, generator=generator)
+    samples = run_controller(lambda x, s: model(x, s).sample, controller, x, SIGMAS, generator=generator)
     directions = torch.nn.functional.normalize(torch.randn(16, 256, generator=generator), dim=0)
     sorted_pair = [(points @ directions).sort(0).values for points in (samples, exact)]
     spread = [torch.cdist(points, means).min(1).values.square().mean().sqrt() for points in (samples, exact)]

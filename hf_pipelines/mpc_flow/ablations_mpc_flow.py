@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from hf_pipelines.benchmark import BenchmarkResult, Row, measured
+from hf_pipelines.benchmark import BenchmarkResult, Row, markdown_table, measured
 from hf_pipelines.mpc_flow.baselines_mpc_flow import MPCFlow
 from hf_pipelines.mpc_flow.benchmark_mpc_flow import NUM_TEST, REPO, TASKS, Bench
 
@@ -65,7 +65,6 @@ def run_ablations(seed: int = 0, device: str = "cpu") -> BenchmarkResult:
             values["CPU s"] = metrics["cpu_seconds"]
             result.rows.append(Row(name, values, ours=True))
     columns = list(result.rows[0].metrics)
-    lines = ["| variant | " + " | ".join(columns) + " |", "| --- " * (len(columns) + 1) + "|"]
-    lines += [f"| {row.name} | " + " | ".join(str(row.metrics[c]) for c in columns) + " |" for row in result.rows]
-    result.card_tables["ablations"] = "\n".join(lines)
+    rows = [[row.name, *(str(row.metrics[column]) for column in columns)] for row in result.rows]
+    result.card_tables["ablations"] = markdown_table(["variant", *columns], rows)
     return result

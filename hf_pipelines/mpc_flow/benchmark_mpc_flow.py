@@ -21,6 +21,7 @@ from hf_pipelines.benchmark import (
     Comparison,
     Row,
     least_cpu_seconds,
+    markdown_table,
     measured,
     memory_growth,
 )
@@ -231,8 +232,7 @@ def check_claims(table: dict[tuple[str, str], dict[str, Any]]) -> list[Bar]:
 
 def card_table(table: dict[tuple[str, str], dict[str, Any]]) -> str:
     """PSNR/SSIM of every method and task in Markdown, the best PSNR of a task in bold."""
-    lines = ["| PSNR dB / SSIM | " + " | ".join(task.name for task in TASKS) + " | CPU s | calls fwd/bwd |"]
-    lines.append("| --- " * (len(TASKS) + 3) + "|")
+    rows = []
     best = {task.name: max(v["psnr"] for (name, _), v in table.items() if name == task.name) for task in TASKS}
     for method in METHODS:
         cells, seconds, calls = [], 0.0, ""
@@ -246,18 +246,15 @@ def card_table(table: dict[tuple[str, str], dict[str, Any]]) -> str:
             cells.append(f"{number}/{value['ssim']:.2f}")
             seconds += value["cpu_seconds"] / sum((task.name, method) in table for task in TASKS)
             calls = f"{value['forward']}/{value['backward']}"
-        lines.append(f"| {method} | " + " | ".join(cells) + f" | {seconds:.1f} | {calls} |")
-    return "\n".join(lines)
+        rows.append([method, *cells, f"{seconds:.1f}", calls])
+    return markdown_table(["PSNR dB / SSIM", *(task.name for task in TASKS), "CPU s", "calls fwd/bwd"], rows)
 
 
 def summary_table(table: dict[tuple[str, str], dict[str, Any]]) -> str:
     """Δt beside what costs as much (FlowGrad), what is best without gradients (PnP-Flow), and the degraded image."""
     shown = (DT, "FlowGrad", "PnP-Flow", "degraded")
-    lines = ["| PSNR dB | " + " | ".join(shown) + " |", "| --- " * (len(shown) + 1) + "|"]
-    for task in TASKS:
-        values = " | ".join(f"{table[(task.name, method)]['psnr']:.1f}" for method in shown)
-        lines.append(f"| {task.name} | {values} |")
-    return "\n".join(lines)
+    rows = [[task.name, *(f"{table[(task.name, method)]['psnr']:.1f}" for method in shown)] for task in TASKS]
+    return markdown_table(["PSNR dB", *shown], rows)
 
 
 def draw(truth, tasks, methods, restored, table) -> Figure:
@@ -337,9 +334,8 @@ def run_performance(seed: int = 0, device: str = "cpu") -> BenchmarkResult:
             growth[name] = memory_growth(sample, device)
         for name, value in growth.items():
             result.rows.append(Row(f"{name}: memory after step 20 / after step 2", {"ratio": value}, ours=True))
-    lines = ["| setting | CPU time / plain sampling |", "| --- | --- |"]
-    lines += [f"| {name} | {value / plain:.1f} |" for name, value in seconds.items()]
-    result.card_tables["performance"] = "\n".join(lines)
+    ratios = [[name, f"{value / plain:.1f}"] for name, value in seconds.items()]
+    result.card_tables["performance"] = markdown_table(["setting", "CPU time / plain sampling"], ratios)
     result.bars = [
         Bar("K=1: time of prox / Adam", prox / adam, 0.4, at_least=False),
         Bar("Δt: time / FlowGrad's", dt / flowgrad, 0.6, at_least=False),

@@ -227,8 +227,6 @@ class MPCFlowController(FlowController):
         """Forget plan, log and endpoints of the last run."""
         super().reset(num_steps, batch, device)
         self.endpoints, self._plan, self.data_rmse = [], None, None
-        if self.generator is None and self.config.seed is not None:
-            self.generator = torch.Generator(device).manual_seed(self.config.seed)
 
     def control(self, state: FlowState) -> FlowControl:
         """Solve the problem of this step and answer with its first control."""

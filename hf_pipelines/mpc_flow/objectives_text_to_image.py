@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
+from hf_pipelines.mpc_flow.operators import Colorize
 
 # the control acts on the endpoint displacement d and costs ρ(1−σ)‖d‖²; for "luminance" and "super_resolution" the data
 # term is a mean over pixels (`phi_scale="mean"` with an operator)
@@ -20,8 +23,6 @@ RELEASE_SETTINGS: dict[str, dict[str, Any]] = {
 }
 for _settings in RELEASE_SETTINGS.values():
     _settings.update(mode="rhc", horizon_steps=1, solver="adam", control_param="d", control_weight="release")
-
-LUMINANCE = (0.299, 0.587, 0.114)
 
 
 class GramStyle:
@@ -35,8 +36,6 @@ class GramStyle:
     Raises:
         ValueError: `reference` is not one RGB image, or the tower has no such block.
     """
-
-    mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of CLIP
 
     def __init__(self, vision_model: torch.nn.Module, reference: torch.Tensor, block: int = 3):
         if reference.ndim != 4 or reference.shape[:2] != (1, 3):
@@ -53,7 +52,7 @@ class GramStyle:
         side = self.vision_model.config.image_size
         images = images.to(self.vision_model.device, torch.float32)
         images = F.interpolate(images, (side, side), mode="bicubic", antialias=True, align_corners=False)
-        mean, std = (images.new_tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
+        mean, std = (images.new_tensor(values).view(1, 3, 1, 1) for values in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
         pixels = ((images - mean) / std).to(self.vision_model.dtype)
         features = self.vision_model(pixels, output_hidden_states=True).hidden_states[self.block]
         features = features[:, 1:].float()  # patches, without the class token
@@ -87,6 +86,6 @@ class LuminanceTarget:
         """
         if images.shape[-2:] != self.target.shape[-2:]:
             raise ValueError(f"images are {tuple(images.shape[-2:])}, the target is {tuple(self.target.shape[-2:])}.")
-        weights = images.new_tensor(LUMINANCE).view(1, 3, 1, 1)
+        weights = images.new_tensor(Colorize.weights).view(1, 3, 1, 1)
         luminance = (weights * images).sum(1, keepdim=True)
         return (luminance - self.target.to(images)).square().flatten(1).mean(1)

@@ -143,6 +143,8 @@ class MPCFlowPipeline(ControlledPipeline):
             ValueError: A setting is out of range, or y and A(x) differ in shape; the message names both.
             NotImplementedError: K > 1 or `"dt"` with a pipeline whose network cannot be called again; K = 1 works.
         """
+        if reference is not None and output_type == "latent":
+            raise ValueError("`reference` needs images: `output_type` must not be 'latent'.")
         controller = MPCFlowController(
             mode=mode,
             horizon_steps=horizon_steps,
@@ -231,8 +233,6 @@ class MPCFlowPipeline(ControlledPipeline):
         """PSNR of the result and of the back-projection, over the batch's images, into the last log entry."""
         from hf_pipelines.flow_control.metrics import psnr  # scikit-image, only where it is asked for
 
-        if output_type == "latent":
-            raise ValueError("`reference` needs images: `output_type` must not be 'latent'.")
         pixels = self.base.image_processor.preprocess(images) if output_type == "pil" else torch.as_tensor(images)
         if output_type != "pil":
             pixels = (pixels if output_type == "pt" else pixels.permute(0, 3, 1, 2)) * 2 - 1
