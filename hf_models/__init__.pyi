@@ -1,3 +1,11 @@
+from .arm import ArmCache as ArmCache
+from .arm import ArmConfig as ArmConfig
+from .arm import ArmForCausalLM as ArmForCausalLM
+from .arm import ArmTrainer as ArmTrainer
+from .arm import ArmTrainingArguments as ArmTrainingArguments
+from .arm import arm_config_for_budget as arm_config_for_budget
+from .arm import convert_to_arm as convert_to_arm
+from .arm import full_attention as full_attention
 from .flow_diversity import ImageFeatureEncoder as ImageFeatureEncoder
 from .small_flow import GaussianMixtureFlowModel as GaussianMixtureFlowModel
 from .small_flow import SmallFlowModel as SmallFlowModel

@@ -1,0 +1,592 @@
+"""Causal language models whose attention reads a routed memory of fixed size (ARM, arXiv 2609.24417)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    LlamaModel,
+    MistralForCausalLM,
+    MistralModel,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen2Model,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
+from transformers.models.mistral.modeling_mistral import MistralAttention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+from transformers.utils import logging
+from transformers.utils.deprecation import deprecate_kwarg
+
+from .cache_arm import ArmCache, ArmFullLayer
+from .configuration_arm import ArmConfig, ArmLlamaConfig, ArmMistralConfig, ArmQwen2Config, ArmQwen3Config
+from .inputs_arm import PackedRows, check_inputs, real_positions
+from .memory_arm import ArmMemory, ArmStats
+
+logger = logging.get_logger(__name__)
+
+
+# ---- the registered attention and mask functions ----------------------------------------------------------------------
+
+
+def arm_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The attention function `"arm"`: rotated queries (B, H, T, d), keys and values (B, K, T, d) of the new tokens.
+
+    Layers without memory (`arm_layers`) use scaled dot-product attention over their own growing cache.
+
+    Raises:
+        ValueError: The module has no memory.
+    """
+    memory = getattr(module, "arm", None)
+    if memory is not None:
+        return memory(
+            kwargs["memory_hidden_states"],
+            kwargs["memory_queries"],
+            kwargs["memory_keys"],
+            value,
+            query,
+            key,
+            kwargs["memory_rotation"],
+            attention_mask,
+            scaling,
+            kwargs["memory_layer"],
+            dropout,
+        )
+    if not isinstance(module, ArmAttentionMixin):
+        raise ValueError(
+            'attn_implementation="arm" needs a memory in each layer: make the model with convert_to_arm(model), or load '
+            "an ARM folder with AutoModelForCausalLM.from_pretrained."
+        )
+    return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling)
+
+
+def arm_mask(
+    batch_size: int, q_length: int, attention_mask: torch.Tensor | None = None, **kwargs
+) -> torch.Tensor | None:
+    """The mask function `"arm"`: which of the new tokens are real, (B, T) bool, or `None` for all."""
+    return None if attention_mask is None else attention_mask[:, -q_length:]
+
+
+AttentionInterface.register("arm", arm_attention_forward)
+AttentionMaskInterface.register("arm", arm_mask)
+
+
+# ---- layers -----------------------------------------------------------------------------------------------------------
+
+
+class ArmRotary(nn.Module):
+    """A backbone's rotary embedding that also gives the constant rotation of the memory query.
+
+    Args:
+        rotary (`nn.Module`): The backbone's own embedding, with its scaling of frequencies and of the attention.
+        distance (`int`): Δ, the distance at which every slot appears.
+    """
+
+    def __init__(self, rotary: nn.Module, distance: int):
+        super().__init__()
+        self.rotary = rotary
+        self.distance = distance
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """cos and sin of the positions (B, T, d) and of Δ (d,), the latter in float32."""
+        cos, sin = self.rotary(x, position_ids)
+        angle = (self.distance * self.rotary.inv_freq.float()).repeat(2)
+        scale = self.rotary.attention_scaling
+        return cos, sin, angle.cos() * scale, angle.sin() * scale
+
+
+class ArmAttentionMixin:
+    """Attention of a backbone (`q_proj`, `k_proj`, `v_proj`, `o_proj`, optional norms) over a routed memory."""
+
+    def __init__(self, config: ArmConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.arm = ArmMemory(config) if config.has_memory(layer_idx) else None
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, ...],
+        attention_mask: torch.Tensor | None = None,
+        cache: ArmCache | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states (B, T, D) to attention output (B, T, D) and, for a single token, its probabilities."""
+        rotation = position_embeddings[2:]
+        if self.config._attn_implementation != "arm":  # inside `full_attention`: the backbone as it was
+            return super().forward(
+                hidden_states,
+                position_embeddings=position_embeddings[:2],
+                attention_mask=attention_mask,
+                cache=cache,
+                **kwargs,
+            )
+        valid = attention_mask
+        if valid is None:
+            valid = torch.ones(hidden_states.shape[:2], dtype=torch.bool, device=hidden_states.device)
+        layer = None if cache is None else cache.layers[self.layer_idx]
+        if self.arm is None:
+            valid = layer.note(valid) if isinstance(layer, ArmFullLayer) else valid
+            return super().forward(
+                hidden_states,
+                position_embeddings=position_embeddings[:2],
+                attention_mask=causal_mask(valid, hidden_states.shape[1]),
+                cache=cache,
+                **kwargs,
+            )
+        heads = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q = self._normed("q", self.q_proj(hidden_states).view(heads)).transpose(1, 2)
+        k = self._normed("k", self.k_proj(hidden_states).view(heads)).transpose(1, 2)
+        v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
+        q_rot, k_rot = apply_rotary_pos_emb(q, k, *position_embeddings[:2])
+        output, weights = arm_attention_forward(
+            self,
+            q_rot,
+            k_rot,
+            v,
+            valid,
+            scaling=self.scaling,
+            dropout=self.attention_dropout if self.training else 0.0,
+            memory_hidden_states=hidden_states,
+            memory_queries=q,
+            memory_keys=k,
+            memory_rotation=rotation,
+            memory_layer=layer,
+        )
+        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1)), weights
+
+    def _normed(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        norm = getattr(self, f"{name}_norm", None)
+        return x if norm is None else norm(x)
+
+
+def causal_mask(valid: torch.Tensor, queries: int) -> torch.Tensor:
+    """Mask (B, 1, T, columns) bool of the last `queries` columns over all real earlier ones and themselves."""
+    columns = torch.arange(valid.shape[1], device=valid.device)
+    rows = columns[-queries:, None]
+    return (((columns <= rows) & valid[:, None]) | (columns == rows))[:, None]
+
+
+# ---- models -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ArmModelOutput(BaseModelOutputWithPast):
+    """Output of a backbone with memory.
+
+    Args:
+        balance_loss, read_cost, gate_mean (`torch.Tensor`): Scalars, means over layers.
+        read_buckets (`torch.Tensor`): Buckets read, mean over layers and kv heads, (B, T); columns as in the input.
+    """
+
+    balance_loss: torch.Tensor | None = None
+    read_cost: torch.Tensor | None = None
+    read_buckets: torch.Tensor | None = None
+    gate_mean: torch.Tensor | None = None
+
+
+@dataclass
+class ArmCausalLMOutput(CausalLMOutputWithPast):
+    """Output of an ARM language model.
+
+    Args:
+        loss (`torch.Tensor`, *optional*): Cross-entropy; while training, plus the weighted balance loss and read cost.
+        balance_loss, read_cost, gate_mean (`torch.Tensor`): Scalars, means over layers; 1 is an even balance.
+        read_buckets (`torch.Tensor`): Buckets read, mean over layers and kv heads, (B, T).
+    """
+
+    balance_loss: torch.Tensor | None = None
+    read_cost: torch.Tensor | None = None
+    read_buckets: torch.Tensor | None = None
+    gate_mean: torch.Tensor | None = None
+
+
+class ArmPreTrainedMixin:
+    """What every ARM model shares: its attention implementation and the initial values of the memory."""
+
+    _keep_in_fp32_modules_strict = ("arm",)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, ArmMemory):
+            module.reset_parameters()
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
+        if attn_implementation not in (None, "arm"):
+            logger.warning(
+                f"attn_implementation={attn_implementation!r} is ignored: an ARM model always uses 'arm'. For exact "
+                "attention over the same weights use `with full_attention(model):`."
+            )
+        return "arm"
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Always `"arm"`."""
+        return "arm"
+
+    def arm_stats(self) -> list[ArmStats]:
+        """Statistics of each layer's last call, in order of the layers with memory."""
+        memories = [module for module in self.modules() if isinstance(module, ArmMemory)]
+        return [memory.stats for memory in memories if memory.stats is not None]
+
+
+class ArmModelMixin(ArmPreTrainedMixin):
+    """A backbone with memory. Padding may stand anywhere: real tokens of a row are moved to the front and back."""
+
+    _attention: Callable[[ArmConfig, int], nn.Module]
+
+    def __init__(self, config: ArmConfig):
+        super().__init__(config)
+        for index, layer in enumerate(self.layers):
+            layer.self_attn = self._attention(config, index)
+        self.rotary_emb = ArmRotary(self.rotary_emb, config.arm_memory_distance)
+        self.post_init()
+
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        cache: ArmCache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        hidden_states_to_keep: int = 0,
+        **kwargs,
+    ) -> ArmModelOutput:
+        """Hidden states (B, T, D) of T new tokens.
+
+        Without gradients a long input runs through the whole model in segments of `arm_segment` tokens, so that memory
+        does not grow with T; `hidden_states_to_keep` then keeps only the last ones (0 for all).
+
+        Args:
+            input_ids (`torch.LongTensor`): (B, T).
+            attention_mask (`torch.Tensor`, *optional*): 1 for real tokens, (B, tokens seen + T).
+            position_ids (`torch.LongTensor`, *optional*): Positions for the rotation only, (B, T); by default real
+                tokens count up. The memory's order is that of arrival.
+            cache (`ArmCache`, *optional*): Memory to go on with.
+            inputs_embeds (`torch.Tensor`, *optional*): (B, T, D) instead of `input_ids`.
+            use_cache (`bool`, *optional*): Make and return an [`ArmCache`]; never while training.
+            hidden_states_to_keep (`int`, defaults to 0): Last positions to return.
+
+        Returns:
+            [`ArmModelOutput`].
+
+        Raises:
+            ValueError: Another kind of cache, a cache of other settings or batch size, a mask that is not 2-D or not as
+                long as all tokens, packed sequences, attentions of more than one token.
+        """
+        if self.config._attn_implementation != "arm":
+            return super().forward(
+                input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache=use_cache, **kwargs
+            )
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds.")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        length = inputs_embeds.shape[1]
+        training = self.training and torch.is_grad_enabled()
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        check_inputs(self.config, inputs_embeds, attention_mask, position_ids, cache, kwargs)
+        wanted = cache is not None or (use_cache and not training)
+        split = length > self.config.arm_segment and not torch.is_grad_enabled() and not self._wants_layers(kwargs)
+        if cache is None and (wanted or split):
+            cache = ArmCache(self.config)
+        if position_ids is None and attention_mask is not None:
+            position_ids = real_positions(attention_mask)[:, -length:]
+        rows = PackedRows(attention_mask, length)
+        attention_mask = rows.valid
+        inputs_embeds, position_ids = rows.pack(inputs_embeds), rows.pack(position_ids)
+
+        size = self.config.arm_segment if split else max(length, 1)
+        parts, stats = [], []
+        for start in range(0, max(length, 1), size):
+            piece = slice(start, start + size)
+            output = super().forward(
+                attention_mask=None if attention_mask is None else attention_mask[:, piece],
+                position_ids=None if position_ids is None else position_ids[:, piece],
+                cache=cache,
+                inputs_embeds=inputs_embeds[:, piece],
+                use_cache=cache is not None,
+                **kwargs,
+            )
+            parts.append(output.last_hidden_state)
+            stats.append(self.arm_stats())
+            if split and hidden_states_to_keep and not rows.moved:
+                parts = [torch.cat(parts, 1)[:, -hidden_states_to_keep:]]
+        hidden = rows.unpack(parts[0] if len(parts) == 1 else torch.cat(parts, 1))
+        if hidden_states_to_keep:
+            hidden = hidden[:, -hidden_states_to_keep:]
+        states = output.hidden_states
+        return ArmModelOutput(
+            last_hidden_state=hidden,
+            cache=cache if wanted else None,
+            hidden_states=None if states is None else tuple(rows.unpack(state) for state in states),
+            attentions=output.attentions,
+            **_summary(stats, rows),
+        )
+
+    def _wants_layers(self, kwargs: dict) -> bool:
+        names = ("output_hidden_states", "output_attentions")
+        return any(kwargs.get(name) or getattr(self.config, name, False) for name in names)
+
+
+def _summary(stats: list[list[ArmStats]], rows: PackedRows) -> dict[str, torch.Tensor]:
+    """Means over layers and segments of what the layers did."""
+    if not stats[0] or torch.compiler.is_compiling():
+        return {}
+    share = torch.stack([parts[0].valid.sum() for parts in stats]).float()
+    share = share / share.sum().clamp_min(1)
+
+    def mean(value: Callable[[ArmStats], torch.Tensor]) -> torch.Tensor:
+        return sum(w * torch.stack([value(s) for s in parts]).mean() for w, parts in zip(share, stats, strict=True))
+
+    def gate(s: ArmStats) -> torch.Tensor:
+        return (s.gate * s.valid[:, None]).sum() / (s.valid.sum() * s.gate.shape[1]).clamp_min(1)
+
+    buckets = [torch.stack([s.read_buckets.float().mean(1) for s in parts]).mean(0) for parts in stats]
+    return {
+        "balance_loss": mean(lambda s: s.balance_loss),
+        "read_cost": mean(lambda s: s.read_cost),
+        "read_buckets": rows.unpack(torch.cat(buckets, 1)),
+        "gate_mean": mean(gate),
+    }
+
+
+class ArmForCausalLM(ArmPreTrainedMixin):
+    """A language model with a routed memory of fixed size in place of the growing cache.
+
+    `ArmForCausalLM.from_pretrained` loads any ARM folder; the concrete classes are [`ArmLlamaForCausalLM`],
+    [`ArmQwen2ForCausalLM`], [`ArmQwen3ForCausalLM`] and [`ArmMistralForCausalLM`], which `AutoModelForCausalLM` finds
+    too. [`convert_to_arm`] makes one from a backbone.
+
+    Example:
+        ```python
+        import torch
+
+        from hf_models import ArmForCausalLM
+        from hf_pipelines import hub
+
+        model = ArmForCausalLM.from_pretrained(hub.repo("arm-recall"))
+        out = model.generate(torch.tensor([[3, 152, 128]]), max_new_tokens=2, return_dict_in_generate=True)
+        print(out.cache.nbytes())
+        ```
+    """
+
+    _model: type[PreTrainedModel]
+    _backbone: type[PreTrainedModel]
+
+    def __init__(self, config: ArmConfig):
+        super(self._backbone, self).__init__(config)  # the backbone's head, over a model with memory
+        self.model = self._model(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.read_cost_scale = 1.0  # ramped by the trainer
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """Load an ARM folder or Hub repo; called on `ArmForCausalLM` itself it finds the right class."""
+        if cls is ArmForCausalLM:
+            return AutoModelForCausalLM.from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        cache: ArmCache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs,
+    ) -> ArmCausalLMOutput:
+        """Logits (B, T, V) of T new tokens; arguments and errors as in [`ArmModelMixin.forward`].
+
+        Args:
+            input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache: As there.
+            labels (`torch.LongTensor`, *optional*): (B, T), shifted inside, −100 ignored.
+            logits_to_keep (`int` or `torch.Tensor`, defaults to 0): Last positions, or their indices; 0 for all.
+        """
+        if self.config._attn_implementation != "arm":
+            return super().forward(
+                input_ids,
+                attention_mask,
+                position_ids,
+                cache,
+                inputs_embeds,
+                labels,
+                use_cache=use_cache,
+                logits_to_keep=logits_to_keep,
+                **kwargs,
+            )
+        return_dict = kwargs.pop("return_dict", None)
+        keep = logits_to_keep if isinstance(logits_to_keep, int) and labels is None else 0
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            hidden_states_to_keep=keep,
+            **{name: value for name, value in kwargs.items() if name != "num_items_in_batch"},
+        )
+        hidden = outputs.last_hidden_state
+        if not isinstance(logits_to_keep, int):
+            hidden = hidden[:, logits_to_keep]
+        elif logits_to_keep > 0:
+            hidden = hidden[:, -logits_to_keep:]
+        logits = self.lm_head(hidden)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            if self.training and outputs.balance_loss is not None:
+                loss = loss + self.config.arm_balance_coef * outputs.balance_loss
+                loss = loss + self.config.arm_read_coef * self.read_cost_scale * outputs.read_cost
+        names = ("cache", "hidden_states", "attentions", "balance_loss", "read_cost", "read_buckets", "gate_mean")
+        output = ArmCausalLMOutput(loss=loss, logits=logits, **{name: getattr(outputs, name) for name in names})
+        if return_dict is None:
+            return_dict = getattr(self.config, "return_dict", True)
+        return output if return_dict else output.to_tuple()
+
+    # ---- generation ----
+
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs: dict, generation_mode, batch_size: int, max_cache_length: int
+    ) -> None:
+        full = self.config._attn_implementation != "arm"
+        if full or model_kwargs.get("cache") is not None or generation_config.use_cache is False:
+            if not full and generation_config.cache_implementation is not None:
+                _refuse_implementation(generation_config.cache_implementation)
+            return super()._prepare_cache_for_generation(
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
+        if generation_config.cache_implementation is not None:
+            _refuse_implementation(generation_config.cache_implementation)
+        model_kwargs["cache"] = ArmCache(self.config)
+        if generation_config.is_assistant:
+            model_kwargs["cache"].activate_past_recording()
+        return None
+
+    def create_masks_for_generate(self, config, inputs_embeds, attention_mask, cache=None, **kwargs):
+        """The 2-D mask as it is: the memory never needs a square one."""
+        if self.config._attn_implementation != "arm":
+            from transformers.masking_utils import create_masks_for_generate
+
+            names = ("position_ids", "block_sequence_ids")
+            kwargs = {name: kwargs[name] for name in names if name in kwargs}
+            return create_masks_for_generate(config, inputs_embeds, attention_mask, cache, **kwargs)
+        if attention_mask is not None:
+            torch._dynamo.maybe_mark_dynamic(attention_mask, 1)  # grows by one per step: one graph for all lengths
+        return attention_mask
+
+
+def _refuse_implementation(name: str) -> None:
+    raise ValueError(
+        f"cache_implementation={name!r} does not fit an ARM model, whose memory is its cache: "
+        "pass ArmCache(model.config) or leave cache unset."
+    )
+
+
+# ---- the four backbones -----------------------------------------------------------------------------------------------
+
+
+class ArmLlamaAttention(ArmAttentionMixin, LlamaAttention):
+    """Llama's attention with memory."""
+
+
+class ArmQwen2Attention(ArmAttentionMixin, Qwen2Attention):
+    """Qwen2's attention with memory."""
+
+
+class ArmQwen3Attention(ArmAttentionMixin, Qwen3Attention):
+    """Qwen3's attention with memory, on normed queries and keys."""
+
+
+class ArmMistralAttention(ArmAttentionMixin, MistralAttention):
+    """Mistral's attention with memory."""
+
+
+class ArmLlamaModel(ArmModelMixin, LlamaModel):
+    """Llama with memory, without a head."""
+
+    config_class = ArmLlamaConfig
+    _attention = ArmLlamaAttention
+
+
+class ArmQwen2Model(ArmModelMixin, Qwen2Model):
+    """Qwen2 with memory, without a head."""
+
+    config_class = ArmQwen2Config
+    _attention = ArmQwen2Attention
+
+
+class ArmQwen3Model(ArmModelMixin, Qwen3Model):
+    """Qwen3 with memory, without a head."""
+
+    config_class = ArmQwen3Config
+    _attention = ArmQwen3Attention
+
+
+class ArmMistralModel(ArmModelMixin, MistralModel):
+    """Mistral with memory, without a head."""
+
+    config_class = ArmMistralConfig
+    _attention = ArmMistralAttention
+
+
+class ArmLlamaForCausalLM(ArmForCausalLM, LlamaForCausalLM):
+    """Llama with memory; see [`ArmForCausalLM`]."""
+
+    config_class = ArmLlamaConfig
+    _model, _backbone = ArmLlamaModel, LlamaForCausalLM
+
+
+class ArmQwen2ForCausalLM(ArmForCausalLM, Qwen2ForCausalLM):
+    """Qwen2 with memory; see [`ArmForCausalLM`]."""
+
+    config_class = ArmQwen2Config
+    _model, _backbone = ArmQwen2Model, Qwen2ForCausalLM
+
+
+class ArmQwen3ForCausalLM(ArmForCausalLM, Qwen3ForCausalLM):
+    """Qwen3 with memory; see [`ArmForCausalLM`]."""
+
+    config_class = ArmQwen3Config
+    _model, _backbone = ArmQwen3Model, Qwen3ForCausalLM
+
+
+class ArmMistralForCausalLM(ArmForCausalLM, MistralForCausalLM):
+    """Mistral with memory; see [`ArmForCausalLM`]."""
+
+    config_class = ArmMistralConfig
+    _model, _backbone = ArmMistralModel, MistralForCausalLM
+
+
+MODELS = {
+    ArmLlamaConfig: (ArmLlamaModel, ArmLlamaForCausalLM),
+    ArmQwen2Config: (ArmQwen2Model, ArmQwen2ForCausalLM),
+    ArmQwen3Config: (ArmQwen3Model, ArmQwen3ForCausalLM),
+    ArmMistralConfig: (ArmMistralModel, ArmMistralForCausalLM),
+}
