@@ -31,10 +31,10 @@ from .training_free_arm import random_directions, training_free_step
 
 
 class ArmStats(NamedTuple):
-    """What a layer did with the tokens of its last call; only the first two carry a gradient."""
+    """What a layer did with the tokens of its last call; the two losses carry a gradient."""
 
-    balance_loss: torch.Tensor  # scalar, 1 for even routing
-    read_cost: torch.Tensor  # scalar, mean (M + c_M)/G
+    balance_loss: torch.Tensor | None  # scalar, 1 for even routing; None for a single token
+    read_cost: torch.Tensor | None  # scalar, mean (M + c_M)/G; None for a single token
     read_buckets: torch.Tensor  # (B, K, T) buckets read
     gate: torch.Tensor  # (B, K, T) γ after the threshold
     slot: torch.Tensor  # (B, K, T) slot written
@@ -96,7 +96,7 @@ class ArmMemory(nn.Module):
 
     def plan_writes(
         self, hidden: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, counters: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Bucket, slot and gate of every token; none of them depends on what the slots hold.
 
         Args:
@@ -106,11 +106,13 @@ class ArmMemory(nn.Module):
             counters (`torch.Tensor`): Write events so far, (B, K, G).
 
         Returns:
-            Bucket g (B, K, T), slot y (B, K, T), gate γ (B, K, T), leaf log-probabilities (B, K, T, G).
+            Bucket g (B, K, T), slot y (B, K, T), gate γ (B, K, T), leaf log-probabilities (B, K, T, G) or `None` for a
+            single token.
         """
         config, dtype = self.config, self.dtype
         z = child_logits(k.to(dtype), self.router.to(dtype))
-        log_p = leaf_log_probs(z, config.arm_branching, config.arm_levels)
+        single = k.shape[2] == 1 and not self.training
+        log_p = None if single else leaf_log_probs(z, config.arm_branching, config.arm_levels)
         bucket = greedy_descent(z, config.arm_branching, config.arm_levels)
         if config.arm_gate:
             gate = F.linear(hidden.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))
@@ -150,12 +152,12 @@ class ArmMemory(nn.Module):
             return ReadPlan(None, None, None)
         z = child_logits(q.to(dtype), self.router.to(dtype)[:, None])
         scores = leaf_log_probs(z, config.arm_branching, config.arm_levels).mean(2)  # ℓ, (B, K, T, G)
-        rank = bucket_ranks(scores)
+        ordered, rank = bucket_ranks(scores)
         if config.arm_read_policy == "fixed":
             return ReadPlan(rank, torch.full_like(rank[..., 0], config.arm_read_buckets), None)
         logit = F.linear(hidden.to(dtype), self.policy.weight.to(dtype), self.policy.bias.to(dtype)).transpose(1, 2)
-        ordered = scores.sort(dim=-1, descending=True, stable=True).values + math.log(config.arm_buckets)
-        proceed = logit[..., None] + self.policy_scale.to(dtype)[:, None, None] * ordered
+        evidence = ordered + math.log(config.arm_buckets)
+        proceed = logit[..., None] + self.policy_scale.to(dtype)[:, None, None] * evidence
         proceed = (proceed + self.policy_bias.to(dtype)[:, None]).sigmoid()  # c_j
         width = read_width(proceed, config.arm_min_read, config.arm_epsilon if self.training else 0.0)
         return ReadPlan(rank, width, proceed_at(proceed, width) if self.training else None)
@@ -268,7 +270,8 @@ class ArmMemory(nn.Module):
             layer.state, q_mem, q_rot, writes, scaling, self.slot_mask(reads), self.config.arm_debias
         )
         if not torch.compiler.is_compiling():
-            self.stats = self._stats(writes, None, reads)
+            width = reads.width if reads.width is not None else torch.full_like(bucket, self.config.arm_buckets)
+            self.stats = ArmStats(None, None, width, gate, slot, writes.valid)
         return output, p.flatten(1, 2)[:, :, None]
 
     def _scan(
@@ -296,15 +299,15 @@ class ArmMemory(nn.Module):
         output = outputs[0]
         if reads.proceed is not None:
             output = interpolate_reads(*outputs, reads.proceed[:, :, None])
-        return output, state, self._stats(writes, log_p, reads)
+        return output, state, self._statistics(writes, log_p, reads)
 
-    def _stats(self, writes: Writes, log_p: torch.Tensor | None, reads: ReadPlan) -> ArmStats:
+    def _statistics(self, writes: Writes, log_p: torch.Tensor, reads: ReadPlan) -> ArmStats:
         G, gate = self.config.arm_buckets, writes.gate
         valid = writes.valid[:, None].to(gate.dtype)
         width = reads.width if reads.width is not None else torch.full_like(writes.bucket, G)
         proceed = reads.proceed if reads.proceed is not None else torch.zeros_like(gate)
         cost = (read_cost(width, proceed) * valid).sum() / (valid.sum() * gate.shape[1]).clamp_min(1) / G
-        balance = balance_loss(writes.bucket, log_p.exp(), gate) if log_p is not None else gate.new_zeros(())
+        balance = balance_loss(writes.bucket, log_p.exp(), gate)
         return ArmStats(balance, cost, width.detach(), gate.detach(), writes.slot, writes.valid)
 
 

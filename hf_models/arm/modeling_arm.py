@@ -193,7 +193,8 @@ class ArmModelOutput(BaseModelOutputWithPast):
     """Output of a backbone with memory.
 
     Args:
-        balance_loss, read_cost, gate_mean (`torch.Tensor`): Scalars, means over layers.
+        balance_loss, read_cost, gate_mean (`torch.Tensor`): Scalars, means over layers; the first two `None` for a
+            single token with a cache.
         read_buckets (`torch.Tensor`): Buckets read, mean over layers and kv heads, (B, T); columns as in the input.
     """
 
@@ -328,7 +329,7 @@ class ArmModelMixin(ArmPreTrainedMixin):
                 **kwargs,
             )
             parts.append(output.last_hidden_state)
-            stats.append(self.arm_stats())
+            stats.append([] if torch.compiler.is_compiling() else self.arm_stats())
             if split and hidden_states_to_keep and not rows.moved:
                 parts = [torch.cat(parts, 1)[:, -hidden_states_to_keep:]]
         hidden = rows.unpack(parts[0] if len(parts) == 1 else torch.cat(parts, 1))
@@ -350,24 +351,21 @@ class ArmModelMixin(ArmPreTrainedMixin):
 
 def _summary(stats: list[list[ArmStats]], rows: PackedRows) -> dict[str, torch.Tensor]:
     """Means over layers and segments of what the layers did."""
-    if not stats[0] or torch.compiler.is_compiling():
+    if not stats[0]:
         return {}
-    share = torch.stack([parts[0].valid.sum() for parts in stats]).float()
-    share = share / share.sum().clamp_min(1)
-
-    def mean(value: Callable[[ArmStats], torch.Tensor]) -> torch.Tensor:
-        return sum(w * torch.stack([value(s) for s in parts]).mean() for w, parts in zip(share, stats, strict=True))
-
-    def gate(s: ArmStats) -> torch.Tensor:
-        return (s.gate * s.valid[:, None]).sum() / (s.valid.sum() * s.gate.shape[1]).clamp_min(1)
-
-    buckets = [torch.stack([s.read_buckets.float().mean(1) for s in parts]).mean(0) for parts in stats]
-    return {
-        "balance_loss": mean(lambda s: s.balance_loss),
-        "read_cost": mean(lambda s: s.read_cost),
-        "read_buckets": rows.unpack(torch.cat(buckets, 1)),
-        "gate_mean": mean(gate),
+    gate = torch.cat([torch.stack([s.gate for s in parts]) for parts in stats], -1)  # (layers, B, K, T)
+    width = torch.cat([torch.stack([s.read_buckets for s in parts]) for parts in stats], -1)
+    valid = torch.cat([parts[0].valid for parts in stats], -1)
+    summary = {
+        "read_buckets": rows.unpack(width.float().mean((0, 2))),
+        "gate_mean": (gate.mean((0, 2)) * valid).sum() / valid.sum().clamp_min(1),
     }
+    if stats[0][0].balance_loss is not None:
+        share = torch.stack([parts[0].valid.sum() for parts in stats]) / valid.sum().clamp_min(1)
+        for name in ("balance_loss", "read_cost"):
+            means = [torch.stack([getattr(s, name) for s in parts]).mean() for parts in stats]
+            summary[name] = (share * torch.stack(means)).sum()
+    return summary
 
 
 class ArmForCausalLM(ArmPreTrainedMixin):

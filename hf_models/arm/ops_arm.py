@@ -174,9 +174,18 @@ def interpolate_reads(output: torch.Tensor, output_next: torch.Tensor, proceed: 
     return (1 - proceed)[..., None] * output + proceed[..., None] * output_next
 
 
-def bucket_ranks(log_probs: torch.Tensor) -> torch.Tensor:
-    """Rank of every bucket, 0 the most probable, ties in order of index: (…, G) int64."""
-    return log_probs.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+def bucket_ranks(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Buckets by falling log-probability ℓ, ties in order of index.
+
+    Args:
+        log_probs (`torch.Tensor`): (…, G).
+
+    Returns:
+        Sorted log-probabilities ℓ_(j) (…, G) and the rank of every bucket (…, G) int64, 0 the most probable.
+    """
+    ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)
+    places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return ordered, torch.empty_like(order).scatter_(-1, order, places)
 
 
 # ---- balance ----------------------------------------------------------------------------------------------------------
