@@ -5,4 +5,15 @@ from .digits import Digits as Digits
 from .digits import load_digit_tensors as load_digit_tensors
 from .face_and_animal_photos import AFHQ as AFHQ
 from .face_and_animal_photos import CelebA as CelebA
+from .recall_tasks import RecallTasks as RecallTasks
+from .recall_tasks import associative_recall as associative_recall
+from .recall_tasks import associative_recall_overwrite as associative_recall_overwrite
+from .recall_tasks import copy_task as copy_task
+from .recall_tasks import multi_query_recall as multi_query_recall
+from .recall_tasks import needle as needle
+from .recall_tasks import persistence as persistence
+from .recall_tasks import shift_labels as shift_labels
 from .sample_photos import SamplePhotos as SamplePhotos
+from .text_blocks import blocks as blocks
+from .text_blocks import held_out_streams as held_out_streams
+from .text_blocks import load_text_documents as load_text_documents

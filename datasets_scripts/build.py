@@ -9,6 +9,7 @@ import yaml
 BUILDERS = {
     "digits": ("datasets_scripts.digits", "Digits", "handwritten digits, 1,797 real scans, 8×8 and 16×16"),
     "sample_photos": ("datasets_scripts.sample_photos", "SamplePhotos", "two photographs that ship with scikit-learn"),
+    "recall_tasks": ("datasets_scripts.recall_tasks", "RecallTasks", "six synthetic recall tasks, 160 tokens"),
     "celeba": ("datasets_scripts.face_and_animal_photos", "CelebA", "celebrity faces 128×128; needs --data-dir"),
     "afhq": ("datasets_scripts.face_and_animal_photos", "AFHQ", "animal faces 256×256; needs --data-dir"),
 }
@@ -77,11 +78,13 @@ def build(name: str, out_dir: str | Path, seed: int = 0, data_dir: str | Path | 
 
 
 def _card(name: str, info: datasets.DatasetInfo, configs: list[dict], sizes: dict[str, int], seed: int) -> str:
+    total = sum(sizes.values())
+    has_images = any(isinstance(feature, datasets.Image) for feature in info.features.values())
     front = {
         "license": info.license,
         "pretty_name": name.replace("_", " ").capitalize(),
-        "tags": ["closedloop", "image"],
-        "size_categories": ["n<1K" if sum(sizes.values()) < 1000 else "1K<n<10K"],
+        "tags": ["closedloop", "image" if has_images else "text"],
+        "size_categories": ["n<1K" if total < 1000 else "1K<n<10K" if total < 10_000 else "10K<n<100K"],
         "configs": configs,
     }
     features = "\n".join(f"- `{column}`: {feature}" for column, feature in info.features.items())

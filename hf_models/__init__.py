@@ -6,8 +6,8 @@ datasets or gradio. A room whose classes belong to transformers' Auto classes ha
 
 import lazy_loader
 
-from hf_models._rooms import register_rooms
+from hf_models._rooms import register_on_import
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-register_rooms(__name__, __path__)
+register_on_import(__name__, __path__)

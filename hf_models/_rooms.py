@@ -2,8 +2,12 @@
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import ModuleType
+
+PACKAGES = ("hf_models", "hf_pipelines")
 
 
 def iter_rooms(package: str, path: Iterable[str]) -> Iterator[ModuleType]:
@@ -22,3 +26,18 @@ def register_rooms(package: str, path: Iterable[str]) -> None:
         register = room.__dict__.get("register")
         if register is not None:
             register()
+
+
+def register_on_import(package: str, path: Iterable[str]) -> None:
+    """What a package does when it is imported: register its rooms, which costs the import of transformers.
+
+    The `closedloop` command does it later, when a command runs, so that `closedloop --help` answers at once.
+    """
+    if Path(sys.argv[0] if sys.argv else "").stem != "closedloop":
+        register_rooms(package, path)
+
+
+def register_all() -> None:
+    """Register the rooms of both packages, as importing them does outside the command line."""
+    for package in PACKAGES:
+        register_rooms(package, importlib.import_module(package).__path__)

@@ -25,6 +25,7 @@ import torch
 import yaml
 
 import hf_pipelines
+from hf_models._rooms import register_all
 from hf_pipelines import hub
 
 PACKAGES = ("torch", "diffusers", "transformers", "datasets", "accelerate", "numpy")
@@ -281,6 +282,7 @@ def load_benchmark(slug: str) -> ModuleType:
     """
     if slug not in find_benchmarks():
         raise ValueError(f"no method {slug!r}; there is {', '.join(find_benchmarks())}.")
+    register_all()
     return importlib.import_module(f"hf_pipelines.{slug}.benchmark_{slug}")
 
 

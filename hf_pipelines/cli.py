@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hf_models._rooms import register_all
 from hf_pipelines import hub
 
 app = typer.Typer(
@@ -196,6 +197,7 @@ def space(
     browser: Annotated[bool, typer.Option(help="Open it in the browser.")] = False,
 ) -> None:
     """Start a method's Gradio Space on this machine."""
+    register_all()
     module = load_space(slug)
     settings = getattr(module, "LAUNCH_KWARGS", {})
     module.demo.launch(**settings, server_name=host, server_port=port, inbrowser=browser)

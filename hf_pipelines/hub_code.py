@@ -6,6 +6,7 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
+from hf_models._rooms import register_all
 from hf_pipelines.code_bundle import find_cycle, flatten, is_own, resolve
 
 Plan = dict[str, Path | bytes]
@@ -178,6 +179,7 @@ def _carry_processor(plan: Plan, file: str, keys: dict[str, str]) -> None:
 def _carry_transformers_model(plan: Plan, config: dict[str, Any]) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    register_all()
     architectures = config.get("architectures") or []
     models = [cls for name in architectures if (cls := _own_class(name)) is not None]
     model_type = config.get("model_type")

@@ -15,3 +15,5 @@ def register() -> None:
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         AutoModel.register(config_class, model_class, exist_ok=True)
         AutoModelForCausalLM.register(config_class, causal_class, exist_ok=True)
+        config_class.register_for_auto_class()
+        causal_class.register_for_auto_class("AutoModelForCausalLM")

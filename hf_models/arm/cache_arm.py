@@ -263,7 +263,7 @@ class ArmCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig):
-        if not isinstance(config, ArmConfig):
+        if not hasattr(config, "arm_slots"):  # by its fields: a folder with code may load its configuration twice
             raise ValueError(
                 f"ArmCache(config) needs the configuration of an ARM model, got {type(config).__name__}; "
                 "convert the model with convert_to_arm first."

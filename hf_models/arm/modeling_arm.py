@@ -316,6 +316,10 @@ class ArmModelMixin(ArmPreTrainedMixin):
         attention_mask = rows.valid
         inputs_embeds, position_ids = rows.pack(inputs_embeds), rows.pack(position_ids)
 
+        if not torch.compiler.is_compiling():
+            for module in self.modules():
+                if isinstance(module, ArmMemory):
+                    module.stats = None
         size = self.config.arm_segment if split else max(length, 1)
         parts, stats = [], []
         for start in range(0, max(length, 1), size):

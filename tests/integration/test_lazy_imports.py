@@ -42,8 +42,13 @@ def test_nothing_heavy_is_imported_when_a_package_is(statement):
 
 
 def test_torch_is_not_imported_when_the_command_line_only_starts():
-    done, _ = python("-c", "import sys, hf_pipelines.cli; print('torch' in sys.modules)")
-    assert done.stdout == "False\n"
+    code = "import sys; sys.argv[0] = '/usr/bin/closedloop'; import hf_pipelines.cli; print('torch' in sys.modules)"
+    assert python("-c", code)[0].stdout == "False\n"
+
+
+def test_auto_classes_know_our_models_when_a_package_was_imported():
+    code = "import hf_models; from transformers import AutoConfig; print(AutoConfig.for_model('arm_llama').arm_window)"
+    assert python("-c", code)[0].stdout == "64\n"
 
 
 def test_import_costs_at_most_1_3_of_transformers_when_measured():

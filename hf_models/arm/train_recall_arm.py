@@ -16,10 +16,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from datasets_scripts.recall_tasks import VOCAB_SIZE, associative_recall
 from hf_models.arm.configuration_arm import ArmLlamaConfig
 from hf_models.arm.modeling_arm import ArmLlamaForCausalLM
+from hf_models.arm.trainer_arm import read_cost_share
 
 LEARNING_RATE, WARMUP_STEPS, FINAL_SHARE = 1e-2, 30, 0.05
 BATCH_SIZE, CONTEXT_LENGTH, NUM_FACTS = 32, 48, 8
-CURRICULUM = 0.375  # share of the steps before the read cost begins to count
+CURRICULUM = 0.1875  # share of the steps before the read cost begins to ramp up: 150 of 800
 
 RECALL_SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -74,12 +75,6 @@ def learning_rate_share(step: int, max_steps: int) -> float:
     return FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def read_cost_share(step: int, max_steps: int, curriculum: float = CURRICULUM) -> float:
-    """0 for the first part of training, then a linear ramp to 1: reading one bucket from the start learns badly."""
-    start = curriculum * max_steps
-    return min(1.0, max(0.0, (step - start) / max(1.0, max_steps - start)))
-
-
 def train_recall(
     model: PreTrainedModel,
     max_steps: int,
@@ -111,7 +106,7 @@ def train_recall(
         torch.manual_seed(seed)
         for step in (bar := tqdm(range(max_steps), desc="recall", disable=not progress)):
             input_ids, labels = task(BATCH_SIZE, CONTEXT_LENGTH, NUM_FACTS, generator=data)
-            model.read_cost_scale = read_cost_share(step, max_steps)
+            model.read_cost_scale = read_cost_share(step, max_steps, CURRICULUM)
             loss = recall_loss(model, input_ids.to(device), labels.to(device), mask)
             optimizer.zero_grad()
             loss.backward()
