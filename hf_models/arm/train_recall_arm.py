@@ -4,8 +4,10 @@ A one-layer Llama with 160 tokens learns associative recall: facts among fillers
 memory (`ArmConfig` fields) it becomes the method, without it the full-attention model, and with a mask any window.
 """
 
+import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -171,3 +173,25 @@ def window_mask(length: int, window: int, sinks: int = 0) -> torch.Tensor:
     position = torch.arange(length)
     age = position[:, None] - position
     return ((age >= 0) & ((age < window) | (position < sinks)))[None, None]
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Train the full-attention recall model that the baselines share, and save it.
+
+    Args:
+        arguments (`Sequence[str]`, *optional*): Command line; `sys.argv` by default.
+
+    Returns:
+        `Path`: the folder.
+    """
+    parser = argparse.ArgumentParser(description=main.__doc__.split("\n")[0])
+    parser.add_argument("--output_dir", type=Path, required=True, help="Folder of the trained model.")
+    parser.add_argument("--max_steps", type=int, default=800, help="Optimizer steps of 32 sequences.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of weights and data.")
+    options = parser.parse_args(arguments)
+    train_recall(recall_model(options.seed), options.max_steps, options.seed).save_pretrained(options.output_dir)
+    return options.output_dir
+
+
+if __name__ == "__main__":
+    main()

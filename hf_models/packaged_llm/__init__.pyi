@@ -1,0 +1,1 @@
+from .smollm2 import packaged_llm as packaged_llm
