@@ -42,6 +42,8 @@ def carry_code(plan: dict[str, Path | bytes]) -> None:
             _carry_diffusers_model(plan, config)
         else:
             _carry_transformers_model(plan, config)
+            for file in [key for key in plan if key.count("/") == 1 and key.endswith("/config.json")]:
+                _carry_transformers_model(plan, _read(plan, file), file)  # `subfolder=`: its code stands in the root
 
 
 def own_module(class_name: str) -> str | None:
@@ -176,7 +178,7 @@ def _carry_processor(plan: Plan, file: str, keys: dict[str, str]) -> None:
             _write_json(plan, file, config)
 
 
-def _carry_transformers_model(plan: Plan, config: dict[str, Any]) -> None:
+def _carry_transformers_model(plan: Plan, config: dict[str, Any], file: str = "config.json") -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     register_all()
@@ -188,7 +190,7 @@ def _carry_transformers_model(plan: Plan, config: dict[str, Any]) -> None:
         config_class = models[0].config_class
     if config_class is None:
         raise ValueError(
-            f"config.json: no class of ours or of transformers for `model_type` {model_type!r} and `architectures` "
+            f"{file}: no class of ours or of transformers for `model_type` {model_type!r} and `architectures` "
             f"{architectures}; is the room's class in its `__init__.pyi`?"
         )
     classes = {_auto_class(cls): cls for cls in models}
@@ -203,7 +205,7 @@ def _carry_transformers_model(plan: Plan, config: dict[str, Any]) -> None:
         config["custom_pipelines"] = {task: info for task, (info, _) in tasks.items()}
         for _, module in tasks.values():
             _add_files(plan, "", flatten(module))
-    _write_json(plan, "config.json", config)
+    _write_json(plan, file, config)
 
 
 def _custom_tasks(models: list[type]) -> dict[str, tuple[dict[str, Any], str]]:
