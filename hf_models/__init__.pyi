@@ -10,3 +10,7 @@ from .flow_diversity import ImageFeatureEncoder as ImageFeatureEncoder
 from .packaged_llm import packaged_llm as packaged_llm
 from .small_flow import GaussianMixtureFlowModel as GaussianMixtureFlowModel
 from .small_flow import SmallFlowModel as SmallFlowModel
+from .tetrajet_v2 import OsciResetCallback as OsciResetCallback
+from .tetrajet_v2 import TetraJetConfig as TetraJetConfig
+from .tetrajet_v2 import TetraJetTrainer as TetraJetTrainer
+from .tetrajet_v2 import export_packed as export_packed

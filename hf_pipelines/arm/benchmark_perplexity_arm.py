@@ -1,6 +1,6 @@
 """Held-out perplexity of a real model as a function of context length, at equal cache bytes.
 
-    python -m hf_pipelines.arm.perplexity_arm --trained smollm2-arm --trained_window smollm2-window --card
+    python -m hf_pipelines.arm.benchmark_perplexity_arm --trained smollm2-arm --trained_window smollm2-window --card
 
 `--trained` is the folder that `hf_models.arm.train_arm` wrote for SmolLM2-135M-Instruct, `--trained_window` the control: the
 same adapters trained for as many steps with sinks and window only. The text is held-out packaged prose.

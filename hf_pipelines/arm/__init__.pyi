@@ -1,0 +1,12 @@
+from .baselines_arm import BudgetCache as BudgetCache
+from .baselines_arm import BudgetLayer as BudgetLayer
+from .dense_oracle_arm import dense_scan as dense_scan
+from .dense_slots_arm import DenseSlotMemory as DenseSlotMemory
+from .dense_slots_arm import dense_slot_model as dense_slot_model
+from .policies_arm import H2O as H2O
+from .policies_arm import POLICIES as POLICIES
+from .policies_arm import TOVA as TOVA
+from .policies_arm import BudgetPolicy as BudgetPolicy
+from .policies_arm import SlidingWindow as SlidingWindow
+from .policies_arm import SnapKV as SnapKV
+from .policies_arm import StreamingLLM as StreamingLLM
