@@ -299,7 +299,9 @@ class ArmCache(Cache):
             entropy = bucket_entropy(state.ev.sum(0).double())
             held = state.c > 0
             if entropy < 0.5:
-                logger.warning(f"layer {index}: bucket entropy {entropy:.2f}; the router sends most tokens to few buckets.")
+                logger.warning(
+                    f"layer {index}: bucket entropy {entropy:.2f}; the router sends most tokens to few buckets."
+                )
             report.append(
                 {
                     "layer": index,

@@ -16,18 +16,21 @@ class ArmConfig(PreTrainedConfig):
 
     | paper | argument | default |
     | --- | --- | --- |
-    | branching b, router levels L, slots per bucket S (G = bᴸ buckets, M = G·S slots) | `arm_branching`, `arm_levels`, `arm_slots_per_bucket` | 4, 3, 4 |
+    | branching b, router levels L, slots per bucket S (G = bᴸ buckets, M = G·S slots) | `arm_branching`,
+    `arm_levels`, `arm_slots_per_bucket` | 4, 3, 4 |
     | exact window W, sink tokens | `arm_window`, `arm_sinks` | 64, 4 |
     | Gumbel temperature τ | `arm_tau` | 0.5 |
     | write gate γ | `arm_gate`, `arm_gate_bias`, `arm_write_threshold` | on, 0, 0.05 |
-    | read width: Top-M against Top-(M+1), ε-greedy | `arm_read_policy`, `arm_epsilon`, `arm_read_coef` | adaptive, 0.1, 0.05 |
+    | read width: Top-M against Top-(M+1), ε-greedy | `arm_read_policy`, `arm_epsilon`, `arm_read_coef` | adaptive,
+    0.1, 0.05 |
     | balance loss | `arm_balance_coef` | 0.01 |
 
     Args:
         arm_branching (`int`, defaults to 4): Children per router node, b.
         arm_levels (`int`, defaults to 3): Router levels, L.
         arm_slots_per_bucket (`int`, defaults to 4): Slots per bucket, S.
-        arm_window (`int`, defaults to 64): Last real tokens kept exactly, W. `window=1, sinks=0` is the paper's literal
+        arm_window (`int`, defaults to 64): Last real tokens kept exactly, W. `window=1, sinks=0` is the paper's
+            literal
             setting: the memory is the whole cache.
         arm_sinks (`int`, defaults to 4): First real tokens kept exactly.
         arm_tau (`float`, defaults to 0.5): Temperature of the Gumbel-Softmax over the slots of a bucket.
@@ -35,7 +38,8 @@ class ArmConfig(PreTrainedConfig):
         arm_gate (`bool`, defaults to `True`): Whether the gate γ is learned; `False` writes every token fully (γ = 1).
         arm_gate_bias (`float`, defaults to 0.0): Initial bias of the gate.
         arm_write_threshold (`float`, defaults to 0.05): A token whose gate is below it is not written at all.
-        arm_debias (`bool`, defaults to `True`): Whether reads divide by the mass of a slot, so that a first write is exact.
+        arm_debias (`bool`, defaults to `True`): Whether reads divide by the mass of a slot, so that a first write is
+            exact.
         arm_memory_distance (`int`, *optional*): Rotary distance Δ at which every slot appears; the window by default.
         arm_read_policy (`str`, defaults to `"adaptive"`): `"all"` reads every bucket, `"fixed"` the best
             `arm_read_buckets`, `"adaptive"` as many as the learned policy asks for.
@@ -50,8 +54,8 @@ class ArmConfig(PreTrainedConfig):
         arm_state_dtype (`str`, defaults to `"float32"`): Type of the slots; small gates are lost in 16 bit.
         arm_layers (`list[int]`, *optional*): Layers with memory; the others keep full attention, and the cache then
             grows with the context. All layers by default.
-        arm_mode (`str`, defaults to `"trained"`): `"training_free"` adds no parameter: fixed random buckets, merging of
-            similar keys, running means.
+        arm_mode (`str`, defaults to `"trained"`): `"training_free"` adds no parameter: fixed random buckets, merging
+            of similar keys, running means.
         arm_seed (`int`, defaults to 0): Seed of the random directions of the training-free mode.
     """
 

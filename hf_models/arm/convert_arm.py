@@ -56,13 +56,15 @@ def arm_config(config: PreTrainedConfig, **arm_kwargs: Any) -> ArmConfig:
     if getattr(config, "is_encoder_decoder", False):
         raise NotImplementedError(f"{family}: encoder-decoder models are not supported, only causal language models.")
     if family not in CONFIGS:
-        reason = REASONS.get(family, "its attention layers are not known to follow the q_proj/k_proj/v_proj/o_proj layout")
+        reason = REASONS.get(
+            family, "its attention layers are not known to follow the q_proj/k_proj/v_proj/o_proj layout"
+        )
         raise NotImplementedError(f"{family} is not supported: {reason}. Supported are {', '.join(CONFIGS)}.")
     sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
     if sliding or (family == "mistral" and config.sliding_window is not None):
         raise NotImplementedError(
-            f"{family} with sliding-window layers (sliding_window={config.sliding_window}) is not supported: those layers "
-            "were trained to see their window only. Set sliding_window to None if the checkpoint does not use it."
+            f"{family} with sliding-window layers (sliding_window={config.sliding_window}) is not supported: those "
+            "layers were trained to see their window only. Set sliding_window to None if it is unused."
         )
     values = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
     values |= {f"arm_{name}": value for name, value in arm_kwargs.items()}
@@ -172,7 +174,9 @@ def load_arm_adapter(model: PreTrainedModel, folder: str | os.PathLike) -> PreTr
     tensors = load_file(folder / "arm_adapter.safetensors")
     mine = {name: value.shape for name, value in model.state_dict().items() if ".arm." in name}
     if {name: value.shape for name, value in tensors.items()} != mine:
-        raise ValueError(f"the adapter in {folder} does not fit this model: its settings differ in {other or 'the sizes'}.")
+        raise ValueError(
+            f"the adapter in {folder} does not fit this model: its settings differ in {other or 'the sizes'}."
+        )
     model.load_state_dict(tensors, strict=False)
     return model
 
@@ -222,7 +226,9 @@ def arm_config_for_budget(
             if size > megabytes:
                 break
     if best is None:
-        raise ValueError(f"megabytes={megabytes} is too small: window, sinks and the fewest slots need {smallest:.3f}.")
+        raise ValueError(
+            f"megabytes={megabytes} is too small: window, sinks and the fewest slots need {smallest:.3f}."
+        )
     return best
 
 

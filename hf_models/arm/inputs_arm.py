@@ -31,28 +31,30 @@ def check_inputs(
     if cache is not None and cache.batch_size not in (-1, batch):
         raise ValueError(f"the cache holds a batch of {cache.batch_size}, but the input has a batch of {batch}.")
     if attention_mask is not None and (not isinstance(attention_mask, torch.Tensor) or attention_mask.ndim != 2):
-        kind = f"{attention_mask.ndim}-D" if isinstance(attention_mask, torch.Tensor) else type(attention_mask).__name__
+        kind = (
+            f"{attention_mask.ndim}-D" if isinstance(attention_mask, torch.Tensor) else type(attention_mask).__name__
+        )
         raise ValueError(f"attention_mask is {kind}; an ARM model needs the 2-D mask of real tokens (batch, columns).")
     if torch.compiler.is_compiling():
         return
     seen = 0 if cache is None else int(cache.get_seq_length())
     if attention_mask is not None and tuple(attention_mask.shape) != (batch, seen + length):
         raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, but {seen} tokens seen and {length} new ones in a "
-            f"batch of {batch} need {(batch, seen + length)}."
+            f"attention_mask has shape {tuple(attention_mask.shape)}, but {seen} tokens seen and {length} new ones in "
+            f"a batch of {batch} need {(batch, seen + length)}."
         )
     if attention_mask is None and position_ids is not None and length > 1:
         restarts = (position_ids[:, 1:] < position_ids[:, :-1]).any()
         if restarts:
             raise ValueError(
-                "position_ids restart inside a row: packed sequences would leak from one document into the next through "
-                "the memory. Give each document its own row."
+                "position_ids restart inside a row: packed sequences would leak from one document into the next "
+                "through the memory. Give each document its own row."
             )
     attentions = kwargs.get("output_attentions") or getattr(config, "output_attentions", False)
     if attentions and (length != 1 or cache is None):
         raise ValueError(
-            f"output_attentions needs a single new token and a cache, got {length} tokens; its columns are slots, sinks "
-            "and window of that token."
+            f"output_attentions needs a single new token and a cache, got {length} tokens; its columns are slots, "
+            "sinks and window of that token."
         )
 
 

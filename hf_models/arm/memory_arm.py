@@ -189,9 +189,11 @@ class ArmMemory(nn.Module):
 
         Args:
             hidden (`torch.Tensor`): Normed hidden states, (B, T, D).
-            queries, keys (`torch.Tensor`): Before rotation, (B, H, T, d) and (B, K, T, d).
+            queries (`torch.Tensor`): Before rotation, (B, H, T, d).
+            keys (`torch.Tensor`): Before rotation, (B, K, T, d).
             values (`torch.Tensor`): (B, K, T, d_v).
-            queries_rotated, keys_rotated (`torch.Tensor`): After rotation.
+            queries_rotated (`torch.Tensor`): After rotation, (B, H, T, d).
+            keys_rotated (`torch.Tensor`): After rotation, (B, K, T, d).
             rotation (`tuple`): cos and sin (d,) of the constant distance Δ.
             valid (`torch.Tensor`): Real tokens, (B, T) bool; padding last.
             scaling (`float`): s.
@@ -266,9 +268,7 @@ class ArmMemory(nn.Module):
         reads = self.plan_reads(hidden, q)
         writes = writes._replace(gate=gate, slot=slot, bucket=bucket)
         layer.note(writes)
-        output, p = arm_step(
-            layer.state, q_mem, q_rot, writes, scaling, self.slot_mask(reads), self.config.arm_debias
-        )
+        output, p = arm_step(layer.state, q_mem, q_rot, writes, scaling, self.slot_mask(reads), self.config.arm_debias)
         if not torch.compiler.is_compiling():
             width = reads.width if reads.width is not None else torch.full_like(bucket, self.config.arm_buckets)
             self.stats = ArmStats(None, None, width, gate, slot, writes.valid)
@@ -324,7 +324,7 @@ def _join(stats: list[ArmStats]) -> ArmStats:
         return stats[0]
     counts = torch.stack([stat.valid.sum() for stat in stats]).clamp_min(1)
     share = counts / counts.sum()
-    means = [sum(w * getattr(stat, name) for w, stat in zip(share, stats, strict=True)) for name in ArmStats._fields[:2]]
+    means = [
+        sum(w * getattr(stat, name) for w, stat in zip(share, stats, strict=True)) for name in ArmStats._fields[:2]
+    ]
     return ArmStats(*means, *(torch.cat([getattr(s, name) for s in stats], -1) for name in ArmStats._fields[2:]))
-
-

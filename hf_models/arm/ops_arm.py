@@ -1,8 +1,8 @@
 """The mathematics of Attention with Routed Memory (arXiv 2609.24417) as pure functions.
 
 Shapes: B batch, T new tokens, H query heads, K kv heads, r = H/K, d head dimension, b branching, L router levels,
-G = bᴸ buckets, S slots per bucket, M = G·S slots, W exact window, n_s sinks, C tokens per chunk. All in float32 (or the
-state's type), whatever the model computes in.
+G = bᴸ buckets, S slots per bucket, M = G·S slots, W exact window, n_s sinks, C tokens per chunk. All in float32 (or
+the state's type), whatever the model computes in.
 """
 
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class Writes(NamedTuple):
     valid: torch.Tensor  # (B, T) bool, False for padding
 
 
-# ---- the tree router --------------------------------------------------------------------------------------------------
+# ---- the tree router -----------------------------------------------------------------------------
 
 
 def child_logits(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,7 @@ def greedy_leaf(x: torch.Tensor, router: torch.Tensor, branching: int, levels: i
     return greedy_descent(child_logits(x, router), branching, levels)
 
 
-# ---- what to write ----------------------------------------------------------------------------------------------------
+# ---- what to write -------------------------------------------------------------------------------
 
 
 def threshold_gate(gate: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -127,7 +127,7 @@ def count_events(bucket: torch.Tensor, event: torch.Tensor, counters: torch.Tens
     return counters.scatter_add(-1, bucket, event.to(counters.dtype))
 
 
-# ---- how much to read -------------------------------------------------------------------------------------------------
+# ---- how much to read ----------------------------------------------------------------------------
 
 
 class ReadPlan(NamedTuple):
@@ -188,7 +188,7 @@ def bucket_ranks(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ordered, torch.empty_like(order).scatter_(-1, order, places)
 
 
-# ---- balance ----------------------------------------------------------------------------------------------------------
+# ---- balance -------------------------------------------------------------------------------------
 
 
 def balance_loss(bucket: torch.Tensor, probs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -210,7 +210,7 @@ def balance_loss(bucket: torch.Tensor, probs: torch.Tensor, weight: torch.Tensor
     return probs.shape[-1] * (f * p).sum(-1).mean()
 
 
-# ---- rotation ---------------------------------------------------------------------------------------------------------
+# ---- rotation ------------------------------------------------------------------------------------
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -18,9 +18,12 @@ def arm_reference(
     """Token after token and row after row, straight from the definition; slow, for tests.
 
     Args:
-        q_mem, q_rot (`torch.Tensor`): Queries, (B, K, r, T, d).
+        q_mem (`torch.Tensor`): Queries rotated by the constant distance, (B, K, r, T, d).
+        q_rot (`torch.Tensor`): Queries rotated by their position, (B, K, r, T, d).
         writes (`Writes`): The tokens; padding may stand anywhere.
-        slots, window, sinks (`int`): M, W, n_s.
+        slots (`int`): M.
+        window (`int`): W.
+        sinks (`int`): n_s.
         scaling (`float`): s.
         read_mask (`torch.Tensor`, *optional*): (B, K, T, M) bool.
 

@@ -54,7 +54,7 @@ def empty_state(
     )
 
 
-# ---- parallel form ----------------------------------------------------------------------------------------------------
+# ---- parallel form -------------------------------------------------------------------------------
 
 
 def chunk_weights(gate: torch.Tensor, slot: torch.Tensor, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -179,9 +179,10 @@ def scan_writes(
     written = written.scatter_add(3, slot[..., None].expand(kv1.shape), a[..., -1, None] * kv1)
     carry = torch.cat((state.N, state.U, state.c[..., None]), -1)
     starts = []
-    for i in range(kv1.shape[2]):
+    # unbound once: an index per chunk would make the backward pass fill a whole gradient per chunk
+    for keep, new in zip(P[:, :, :, -1, :, None].unbind(2), written.unbind(2), strict=True):
         starts.append(carry)
-        carry = P[:, :, i, -1, :, None] * carry + written[:, :, i]
+        carry = keep * carry + new
     N, U, c = carry.split((state.N.shape[-1], state.U.shape[-1], 1), -1)
     event = (writes.gate > 0) & writes.valid[:, None]
     moved = move_window(state, writes)._replace(
@@ -235,8 +236,8 @@ def local_part(
         scaling (`float`): s.
 
     Returns:
-        Logits (B, K, r, T', n_s + W + Q) with −inf where a key is out of reach, the sinks' values (B, K, n_s, d_v), the
-        spans' values (B, K, T'/Q, W + Q, d_v).
+        Logits (B, K, r, T', n_s + W + Q) with −inf where a key is out of reach, the sinks' values (B, K, n_s, d_v),
+        the spans' values (B, K, T'/Q, W + Q, d_v).
     """
     dtype, device = q_rot.dtype, q_rot.device
     window, total = state.wk.shape[2], q_rot.shape[3]
@@ -266,7 +267,7 @@ def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1]))
 
 
-# ---- one token --------------------------------------------------------------------------------------------------------
+# ---- one token -----------------------------------------------------------------------------------
 
 
 def write_slots_(state: ArmState, writes: Writes) -> None:
@@ -320,7 +321,8 @@ def read_one(
 
     Args:
         state (`ArmState`): Memory after the write.
-        q_mem, q_rot (`torch.Tensor`): Queries, (B, K, r, d).
+        q_mem (`torch.Tensor`): Query rotated by the constant distance, (B, K, r, d).
+        q_rot (`torch.Tensor`): Query rotated by its position, (B, K, r, d).
         scaling (`float`): s.
         read_mask (`torch.Tensor`, *optional*): Slots that may be read, (B, K, M) bool.
         debias (`bool`, defaults to `True`): Divide by the mass of a slot.
@@ -363,7 +365,8 @@ def arm_step(
 
     Args:
         state (`ArmState`): Memory, changed in place.
-        q_mem, q_rot (`torch.Tensor`): Queries, (B, K, r, 1, d).
+        q_mem (`torch.Tensor`): Query rotated by the constant distance, (B, K, r, 1, d).
+        q_rot (`torch.Tensor`): Query rotated by its position, (B, K, r, 1, d).
         writes (`Writes`): The token, T = 1.
         scaling (`float`): s.
         read_mask (`torch.Tensor`, *optional*): (B, K, 1, M) bool.
@@ -379,4 +382,3 @@ def arm_step(
     # padding attends to itself alone
     out = torch.where(writes.valid[:, None, None], out, writes.v[:, :, 0, None].to(out.dtype))
     return out[..., None, :], p
-

@@ -6,8 +6,8 @@ Qwen2, Qwen3 or Mistral checkpoint a memory and trains it on text:
     accelerate launch -m hf_models.arm.train_arm --model my-base --train_mode memory+lora --data texts/ \
         --block_size 2048 --learning_rate 1e-3 --read_coef 0.05 --distill_coef 0.5 --max_steps 2000 --output_dir my-arm
 
-Steps depend on the seed alone. `--resume_from_checkpoint true` goes on from the last checkpoint in `--output_dir`, exactly
-as if nothing had happened.
+Steps depend on the seed alone. `--resume_from_checkpoint true` goes on from the last checkpoint in `--output_dir`,
+exactly as if nothing had happened.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class ArmArguments:
     data: str = field(
         default="associative_recall",
         metadata={
-            "help": f"Folder or file of .txt, .jsonl or .parquet, a Hub id, 'packaged' (prose of installed packages), or a "
+            "help": "Folder or file of .txt, .jsonl or .parquet, a Hub id, 'packaged' (installed prose), or a "
             f"recall task: {', '.join(RECALL_TASKS)}."
         },
     )
@@ -50,8 +50,12 @@ class ArmArguments:
     levels: int | None = field(default=None, metadata={"help": "Router levels (default 3; recall model 1)."})
     slots_per_bucket: int | None = field(default=None, metadata={"help": "Slots per bucket (default 4)."})
     window: int | None = field(default=None, metadata={"help": "Exact window (default 64; recall model 8)."})
-    sinks: int | None = field(default=None, metadata={"help": "First tokens kept exactly (default 4; recall model 0)."})
-    read_policy: str | None = field(default=None, metadata={"help": "all, fixed or adaptive (default adaptive; recall all)."})
+    sinks: int | None = field(
+        default=None, metadata={"help": "First tokens kept exactly (default 4; recall model 0)."}
+    )
+    read_policy: str | None = field(
+        default=None, metadata={"help": "all, fixed or adaptive (default adaptive; recall all)."}
+    )
     gate_bias: float | None = field(default=None, metadata={"help": "Initial bias of the write gate (default 0)."})
     merge: bool = field(default=True, metadata={"help": "Merge LoRA adapters into the saved weights."})
 
@@ -83,7 +87,9 @@ def load_data(options: ArmArguments, args: ArmTrainingArguments, tokenizer) -> D
         labels = recall_tasks.shift_labels(labels)
         return Dataset.from_dict({"input_ids": input_ids.numpy(), "labels": labels.numpy()}).with_format("torch")
     if tokenizer is None:
-        raise ValueError(f"--data {options.data} is text, but --model recall reads recall tasks: {', '.join(RECALL_TASKS)}.")
+        raise ValueError(
+            f"--data {options.data} is text, but --model recall reads recall tasks: {', '.join(RECALL_TASKS)}."
+        )
     documents = text_blocks.load_text_documents(options.data, split="train")
     return text_blocks.blocks(documents, tokenizer, options.block_size).with_format("torch")
 
@@ -128,7 +134,6 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         if tokenizer is not None:
             tokenizer.save_pretrained(args.output_dir)
     return Path(args.output_dir)
-
 
 
 if __name__ == "__main__":

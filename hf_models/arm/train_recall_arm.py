@@ -169,7 +169,7 @@ def recall_accuracy(
 
 
 def window_mask(length: int, window: int, sinks: int = 0) -> torch.Tensor:
-    """Mask (1, 1, T, T) bool of a sliding window that also sees the first `sinks` tokens (StreamingLLM, 2309.17453)."""
+    """Mask (1, 1, T, T) bool of a sliding window and the first `sinks` tokens (StreamingLLM, 2309.17453)."""
     position = torch.arange(length)
     age = position[:, None] - position
     return ((age >= 0) & ((age < window) | (position < sinks)))[None, None]

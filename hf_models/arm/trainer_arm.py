@@ -22,10 +22,10 @@ class ArmTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the settings of a memory's training.
 
     Args:
-        train_mode (`str`, defaults to `"memory"`): `"memory"` trains the memory only, `"memory+lora"` also LoRA adapters
-            on the attention projections (needs peft), `"full"` everything.
-        read_coef, balance_coef, distill_coef (`float`, *optional*): Weights of read cost, balance loss and distillation;
-            by default those of the model's configuration.
+        train_mode (`str`, defaults to `"memory"`): `"memory"` trains the memory only, `"memory+lora"` also LoRA
+            adapters on the attention projections (needs peft), `"full"` everything.
+        read_coef, balance_coef, distill_coef (`float`, *optional*): Weights of read cost, balance loss and
+            distillation; by default those of the model's configuration.
         read_cost_start (`float`, defaults to 0.375): Share of the steps before the read cost begins to ramp up.
         lora_rank (`int`, defaults to 8): Rank of the LoRA adapters.
     """
@@ -208,12 +208,14 @@ def slot_writes(stats: list[ArmStats], slots: int) -> torch.Tensor:
     for stat in stats:
         written = (stat.gate > 0).double().transpose(0, 1).flatten(1)  # (K, B·T)
         slot = stat.slot.transpose(0, 1).flatten(1)
-        counts.append(torch.zeros(slot.shape[0], slots, dtype=torch.double, device=slot.device).scatter_add_(1, slot, written))
+        counts.append(
+            torch.zeros(slot.shape[0], slots, dtype=torch.double, device=slot.device).scatter_add_(1, slot, written)
+        )
     return torch.stack(counts).cpu()
 
 
 def slot_use(writes: torch.Tensor) -> tuple[float, float]:
-    """Entropy of the writes over slots by log M, and the share of slots without a write, means over layers and heads."""
+    """Entropy of the writes over slots by log M, and the share of slots without a write; means over layers, heads."""
     share = writes / writes.sum(-1, keepdim=True).clamp_min(1)
     entropy = -(share * share.clamp_min(1e-12).log()).sum(-1) / torch.tensor(float(max(2, writes.shape[-1]))).log()
     return float(entropy.mean()), float((writes == 0).double().mean())

@@ -1,6 +1,7 @@
 """ARM without training: fixed random buckets, merging of similar keys, running means.
 
-Nothing here comes from the paper; it lets a model that was never trained with a memory run at constant size. A token is
+Nothing here comes from the paper; it lets a model that was never trained with a memory run at constant size. A token
+is
 written only when it leaves the window, so that recent tokens are not counted twice. Slot choice reads the slots, so a
 long input is processed token by token.
 """
@@ -73,7 +74,8 @@ def training_free_step(
 
     Args:
         state (`ArmState`): Memory, changed in place.
-        q_mem, q_rot (`torch.Tensor`): Queries, (B, K, r, 1, d).
+        q_mem (`torch.Tensor`): Queries rotated by the constant distance, (B, K, r, 1, d).
+        q_rot (`torch.Tensor`): Queries rotated by their position, (B, K, r, 1, d).
         writes (`Writes`): The token, T = 1, without gate and slot.
         directions (`torch.Tensor`): (K, G, d).
         scaling (`float`): s.

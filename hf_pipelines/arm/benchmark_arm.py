@@ -12,7 +12,13 @@ from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from datasets_scripts.recall_tasks import FILLER_OFFSET, GET_OFFSET, associative_recall, persistence
+from datasets_scripts.recall_tasks import (
+    FILLER_OFFSET,
+    GET_OFFSET,
+    associative_recall,
+    associative_recall_overwrite,
+    persistence,
+)
 from hf_models.arm.train_recall_arm import RECALL_MEMORY, recall_accuracy, recall_model, train_recall, window_mask
 from hf_pipelines import hub
 from hf_pipelines.arm.baselines_arm import BudgetCache
@@ -140,7 +146,7 @@ def _run_full(result: BenchmarkResult, seed: int) -> None:
     seeds = (seed, seed + 1, seed + 2)
     length = LENGTHS[0] + 16
     runs: dict[str, list[dict[str, float]]] = {}
-    bar = tqdm(total=3 * 8 + 3, desc="arm")
+    bar = tqdm(total=3 * 10 + 4, desc="arm")
 
     def add(name: str, metrics: dict[str, float]) -> None:
         runs.setdefault(name, []).append(metrics)
@@ -161,16 +167,30 @@ def _run_full(result: BenchmarkResult, seed: int) -> None:
         kept = {f"{n} fillers": keeps(adaptive, n) for n in (40, 400, 4000)}
         add("persistence", kept)
     for kind in ("abc", "gsa"):
-        dense = dense_slot_model(recall_model(seed, RECALL_MEMORY), kind)
-        add(f"{kind.upper()} writes", accuracies(train_recall(dense, STEPS, seed, progress=False)))
+        for s in seeds:
+            dense = dense_slot_model(recall_model(s, RECALL_MEMORY), kind)
+            add(f"{kind.upper()} writes", accuracies(train_recall(dense, STEPS, s, progress=False)))
     hard = accuracies(train_memory(seed, **ABLATIONS["γ ≡ 1 (hard FIFO)"]))
     add("γ ≡ 1 (hard FIFO)", hard)
+    overwrite = {}
+    for name, make in (
+        ("ARM", lambda: recall_model(seed, RECALL_MEMORY)),
+        ("ABC writes", lambda: dense_slot_model(recall_model(seed, RECALL_MEMORY), "abc")),
+        ("GSA writes", lambda: dense_slot_model(recall_model(seed, RECALL_MEMORY), "gsa")),
+    ):
+        task = associative_recall_overwrite
+        model = train_recall(make(), STEPS, seed, task=task, progress=False)
+        overwrite[name] = {f"T = {n}": recall_accuracy(model, n, task=task) for n in LENGTHS}
+        bar.update()
     bar.close()
 
     means = {name: _mean(metrics) for name, metrics in runs.items()}
     result.rows = [Row(name, metrics, ours=name.startswith("ARM")) for name, metrics in means.items()]
+    result.rows += [Row(f"overwrite / {name}", m, ours=name == "ARM") for name, m in overwrite.items()]
     ours, adaptive, kept = means["ARM"], means["ARM adaptive"], means["persistence"]
-    bounded = [name for name in means if name not in ("ARM", "ARM adaptive", "persistence", "full attention (unbounded)")]
+    bounded = [
+        name for name in means if name not in ("ARM", "ARM adaptive", "persistence", "full attention (unbounded)")
+    ]
     rivals = [name for name in bounded if "writes" not in name and "FIFO" not in name]
     best = {key: max(means[name][key] for name in rivals) for key in ours}
     first = runs["ARM"][0]
@@ -191,6 +211,10 @@ def _run_full(result: BenchmarkResult, seed: int) -> None:
         ["method, 24 entries per head", *(f"T = {n} (each seed)" for n in LENGTHS)],
         [[name, *(_with_seeds(means[name], runs[name], f"T = {n}") for n in LENGTHS)] for name in table],
     )
+    result.card_tables["overwrite"] = markdown_table(
+        ["facts that change, seed " + str(seed), *overwrite],
+        [[f"T = {n}", *(f"{m[f'T = {n}']:.2f}" for m in overwrite.values())] for n in LENGTHS],
+    )
     result.card_tables["policy"] = markdown_table(
         ["buckets read of 4", *(name.removesuffix(" reads") for name in adaptive if "reads" in name)],
         [["adaptive", *(f"{adaptive[name]:.2f}" for name in adaptive if "reads" in name)]],
@@ -199,13 +223,18 @@ def _run_full(result: BenchmarkResult, seed: int) -> None:
         ["fillers after the fact", *(name.split()[0] for name in kept)],
         [["accuracy", *(f"{value:.2f}" for value in kept.values())]],
     )
+    columns = {
+        "ARM": "ARM",
+        "H2O": "H2O on full attention",
+        "StreamingLLM": "StreamingLLM, trained",
+        "ABC": "ABC writes",
+        "full attention (unbounded)": "full attention (unbounded)",
+    }
     rows = [
-        [f"facts recalled, context of {n} tokens", *(f"{v[f'T = {n}']:.2f}" for v in (ours, means["H2O on full attention"]))]
-        + [f"{means['StreamingLLM, trained'][f'T = {n}']:.2f}", f"{means['full attention (unbounded)'][f'T = {n}']:.2f}"]
+        [f"facts recalled, context of {n}", *(f"{means[name][f'T = {n}']:.2f}" for name in columns.values())]
         for n in LENGTHS
     ]
-    columns = ["24 entries per head", "ARM", "H2O", "StreamingLLM", "full attention (unbounded)"]
-    result.card_tables["summary arm"] = markdown_table(columns, rows)
+    result.card_tables["summary arm"] = markdown_table(["24 entries per head", *columns], rows)
     result.figures["recall"] = draw_recall({name: runs[name] for name in table if "ARM adaptive" not in name})
 
 

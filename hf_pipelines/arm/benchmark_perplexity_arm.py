@@ -1,14 +1,16 @@
 """Held-out perplexity of a real model as a function of context length, at equal cache bytes.
 
-    python -m hf_pipelines.arm.benchmark_perplexity_arm --trained smollm2-arm --trained_window smollm2-window --card
+    python -m hf_pipelines.arm.benchmark_perplexity_arm --trained smollm2-arm --trained_window smollm2-window \\
+        --card
 
-`--trained` is the folder that `hf_models.arm.train_arm` wrote for SmolLM2-135M-Instruct, `--trained_window` the control: the
-same adapters trained for as many steps with sinks and window only. The text is held-out packaged prose.
+`--trained` is the folder that `hf_models.arm.train_arm` wrote for SmolLM2-135M-Instruct, `--trained_window` the
+control: the same adapters trained for as many steps with sinks and window only. The text is held-out packaged prose.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -41,7 +43,7 @@ def losses(model: PreTrainedModel, streams: torch.Tensor, mask: torch.Tensor | N
 
 def by_context(nats: torch.Tensor) -> list[float]:
     """Perplexity of the tokens whose context has between `EDGES[i]` and `EDGES[i + 1]` tokens."""
-    spans = zip(EDGES, EDGES[1:], strict=False)
+    spans = pairwise(EDGES)
     return [float(nats[:, low:high].mean().exp()) for low, high in spans if low < nats.shape[1]]
 
 
@@ -51,7 +53,8 @@ def measure(trained: Path, trained_window: Path | None, num_streams: int, length
     Args:
         trained (`Path`): ARM folder.
         trained_window (`Path`, *optional*): The control.
-        num_streams, length (`int`): Held-out text.
+        num_streams (`int`): Held-out texts.
+        length (`int`): Tokens of each.
 
     Returns:
         `dict`: name to `{"bytes", "perplexity": [...], "all"}`.
@@ -95,7 +98,7 @@ def _full(model: PreTrainedModel, streams: torch.Tensor, mask: torch.Tensor | No
 
 def table(results: dict[str, dict]) -> str:
     """Markdown table, one row per method."""
-    spans = [f"{low}–{high}" for low, high in zip(EDGES, EDGES[1:], strict=False)]
+    spans = [f"{low}–{high}" for low, high in pairwise(EDGES)]
     spans = spans[: len(next(iter(results.values()))["perplexity"])]
     rows = [
         [name, f"{r['bytes'] / 1e6:.1f}", *(f"{p:.2f}" for p in r["perplexity"]), f"{r['all']:.2f}"]
@@ -110,7 +113,9 @@ def draw(results: dict[str, dict]) -> Figure:
     axis = figure.subplots()
     for name, result in results.items():
         style = "--" if "full attention" in name else "-"
-        axis.plot(EDGES[1 : 1 + len(result["perplexity"])], result["perplexity"], "o" + style, label=name, markersize=4)
+        axis.plot(
+            EDGES[1 : 1 + len(result["perplexity"])], result["perplexity"], "o" + style, label=name, markersize=4
+        )
     axis.set_xscale("log", base=2)
     axis.set_xticks(EDGES[1:], [str(edge) for edge in EDGES[1:]])
     axis.set_xlabel("tokens of context, up to")

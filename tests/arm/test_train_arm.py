@@ -161,14 +161,27 @@ def base(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
-    (folder / "train.jsonl").write_text("".join(json.dumps({"text": f"abc def {'xyz ' * n}."}) + "\n" for n in range(40)))
+    (folder / "train.jsonl").write_text(
+        "".join(json.dumps({"text": f"abc def {'xyz ' * n}."}) + "\n" for n in range(40))
+    )
     return folder
 
 
 @pytest.mark.parametrize("mode", ["memory", "memory+lora", "full"])
 def test_only_what_the_mode_names_changes_when_training_on_text(mode, base, texts, tmp_path):
     arguments = ("--model", str(base), "--data", str(texts), "--block_size", "32", "--max_steps", "3", "--window", "4")
-    small = ("--branching", "2", "--levels", "1", "--use_cpu", "true", "--save_strategy", "no", "--disable_tqdm", "true")
+    small = (
+        "--branching",
+        "2",
+        "--levels",
+        "1",
+        "--use_cpu",
+        "true",
+        "--save_strategy",
+        "no",
+        "--disable_tqdm",
+        "true",
+    )
     distilled = ("--learning_rate", "1e-2", "--distill_coef", "0.5", "--train_mode", mode)
     main([*arguments, *small, *distilled, "--output_dir", str(tmp_path)])
     before, after = load_file(base / "model.safetensors"), load_file(tmp_path / "model.safetensors")
