@@ -19,11 +19,13 @@ from .ops_arm import (
     greedy_descent,
     interpolate_reads,
     leaf_log_probs,
+    one_hot,
     proceed_at,
     read_cost,
     read_width,
     rotate,
     threshold_gate,
+    unit_direction,
     write_pointers,
 )
 from .scan_arm import arm_scan, arm_step, empty_state
@@ -123,9 +125,8 @@ class ArmMemory(nn.Module):
 
         pointer = write_pointers(bucket, gate > 0, counters, config.arm_slots_per_bucket)
         keys = self.slot_keys.to(dtype)  # ζ = ⟨Z_g, k̂⟩ + β·1[j = pointer]
-        unit = F.normalize(k.to(dtype), dim=-1) * self.head_dim**0.5
-        scores = _slot_scores(keys, bucket, unit)
-        scores = scores + config.arm_slot_prior * F.one_hot(pointer, config.arm_slots_per_bucket)
+        scores = _slot_scores(keys, bucket, unit_direction(k.to(dtype)))
+        scores = scores + config.arm_slot_prior * one_hot(pointer, config.arm_slots_per_bucket)
         if self.training:
             gumbel = -torch.empty_like(scores).exponential_().log()
             scores = (scores + gumbel) / config.arm_tau
@@ -167,7 +168,7 @@ class ArmMemory(nn.Module):
         if plan.rank is None:
             return None
         mask = plan.rank < plan.width[..., None] + extra
-        return mask.repeat_interleave(self.config.arm_slots_per_bucket, -1)
+        return mask[..., None].expand(*mask.shape, self.config.arm_slots_per_bucket).flatten(-2)
 
     # ---- attention ----
 

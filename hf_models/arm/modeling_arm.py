@@ -170,9 +170,8 @@ class ArmModelMixin(ArmPreTrainedMixin):
         inputs_embeds, position_ids = rows.pack(inputs_embeds), rows.pack(position_ids)
 
         if not torch.compiler.is_compiling():
-            for module in self.modules():
-                if isinstance(module, ArmMemory):
-                    module.stats = None
+            for memory in self._memories():
+                memory.stats = None
         size = self.config.arm_segment if split else max(length, 1)
         parts, stats = [], []
         for start in range(0, max(length, 1), size):
@@ -186,7 +185,7 @@ class ArmModelMixin(ArmPreTrainedMixin):
                 **kwargs,
             )
             parts.append(output.last_hidden_state)
-            stats.append([] if torch.compiler.is_compiling() else self.arm_stats())
+            stats.append([] if torch.compiler.is_compiling() else [m.stats for m in self._memories() if m.stats])
             if split and hidden_states_to_keep and not rows.moved:
                 parts = [torch.cat(parts, 1)[:, -hidden_states_to_keep:]]
         hidden = rows.unpack(parts[0] if len(parts) == 1 else torch.cat(parts, 1))
@@ -200,6 +199,9 @@ class ArmModelMixin(ArmPreTrainedMixin):
             attentions=output.attentions,
             **_summary(stats, rows),
         )
+
+    def _memories(self) -> list[nn.Module]:
+        return [layer.self_attn.arm for layer in self.layers if layer.self_attn.arm is not None]
 
     def _wants_layers(self, kwargs: dict) -> bool:
         names = ("output_hidden_states", "output_attentions")

@@ -8,7 +8,6 @@ the state's type), whatever the model computes in.
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 MASS_FLOOR = 1e-6  # a slot with less mass holds nothing
 
@@ -44,6 +43,17 @@ class Writes(NamedTuple):
 # ---- the tree router -----------------------------------------------------------------------------
 
 
+def one_hot(index: torch.Tensor, size: int) -> torch.Tensor:
+    """(…) int64 → (…, size) bool, without the look at the values that `torch.nn.functional.one_hot` takes."""
+    return index[..., None] == torch.arange(size, device=index.device)
+
+
+def unit_direction(x: torch.Tensor) -> torch.Tensor:
+    """x̂ = √d·x/‖x‖; zero stays zero."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-12)
+    return x * (x.shape[-1] ** 0.5 / length)
+
+
 def child_logits(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
     """Scores z = R x̂ of every child of every node, x̂ = √d·x/‖x‖.
 
@@ -54,8 +64,7 @@ def child_logits(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
     Returns:
         `torch.Tensor`: (B, K, T, b·(bᴸ−1)/(b−1)).
     """
-    unit = F.normalize(x.to(router.dtype), dim=-1) * x.shape[-1] ** 0.5
-    return unit @ router.transpose(-1, -2)
+    return unit_direction(x.to(router.dtype)) @ router.transpose(-1, -2)
 
 
 def leaf_log_probs(z: torch.Tensor, branching: int, levels: int) -> torch.Tensor:
@@ -117,7 +126,7 @@ def write_pointers(
     """
     if bucket.shape[-1] == 1:
         return counters.gather(-1, bucket) % slots_per_bucket
-    hits = F.one_hot(bucket, counters.shape[-1]) * event[..., None]
+    hits = (one_hot(bucket, counters.shape[-1]) & event[..., None]).long()
     earlier = hits.cumsum(-2) - hits + counters[..., None, :]
     return earlier.gather(-1, bucket[..., None]).squeeze(-1) % slots_per_bucket
 
@@ -183,9 +192,14 @@ def bucket_ranks(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         Sorted log-probabilities ℓ_(j) (…, G) and the rank of every bucket (…, G) int64, 0 the most probable.
     """
+    buckets = torch.arange(log_probs.shape[-1], device=log_probs.device)
+    if log_probs.shape[-2] == 1:  # one token: counting who comes before costs less than sorting
+        mine, other = log_probs[..., :, None], log_probs[..., None, :]
+        before = (other > mine) | ((other == mine) & (buckets < buckets[:, None]))
+        rank = before.sum(-1)
+        return torch.empty_like(log_probs).scatter_(-1, rank, log_probs), rank
     ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)
-    places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    return ordered, torch.empty_like(order).scatter_(-1, order, places)
+    return ordered, torch.empty_like(order).scatter_(-1, order, buckets.expand_as(order))
 
 
 # ---- balance -------------------------------------------------------------------------------------
@@ -204,7 +218,7 @@ def balance_loss(bucket: torch.Tensor, probs: torch.Tensor, weight: torch.Tensor
     """
     weight = weight.detach()
     total = weight.sum((0, 2)).clamp_min(1e-9)  # (K,)
-    hard = F.one_hot(bucket, probs.shape[-1]).to(probs.dtype)
+    hard = one_hot(bucket, probs.shape[-1]).to(probs.dtype)
     f = torch.einsum("bkt,bktg->kg", weight, hard) / total[:, None]
     p = torch.einsum("bkt,bktg->kg", weight, probs) / total[:, None]
     return probs.shape[-1] * (f * p).sum(-1).mean()

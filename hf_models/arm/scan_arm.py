@@ -14,7 +14,7 @@ Shapes as in `ops_arm`; real tokens come first in a row, padding last.
 import torch
 import torch.nn.functional as F
 
-from .ops_arm import MASS_FLOOR, ArmState, Writes, count_events
+from .ops_arm import MASS_FLOOR, ArmState, Writes, count_events, one_hot
 
 BLOCK = 64  # queries that share one span of local keys
 
@@ -73,7 +73,7 @@ def chunk_weights(gate: torch.Tensor, slot: torch.Tensor, slots: int) -> tuple[t
     same = (slot[..., :, None] == slot[..., None, :]) & later  # [s, u], u > s
     keep = torch.where(same, 1 - gate[..., None, :], 1.0)  # F[s, u]
     weight = (gate[..., :, None] * keep.cumprod(-1)).triu()  # a[s, t]
-    decay = (1 - gate[..., None] * F.one_hot(slot, slots).to(gate.dtype)).cumprod(-2)  # P[t, m]
+    decay = torch.where(one_hot(slot, slots), 1 - gate[..., None], 1.0).cumprod(-2)  # P[t, m]
     return decay, weight
 
 
@@ -272,17 +272,14 @@ def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 def write_slots_(state: ArmState, writes: Writes) -> None:
     """Write one token (T = 1) into its slot and counters, in place; a closed gate leaves every bit as it was."""
-    dtype = state.N.dtype
-    gate = writes.gate.to(dtype)  # (B, K, 1)
-    writing = (gate > 0) & writes.valid[:, None]
+    gate = writes.gate.to(state.N.dtype)  # (B, K, 1), 0 for padding
     for memory, new in ((state.N, writes.k), (state.U, writes.v)):
         index = writes.slot[..., None].expand(-1, -1, -1, memory.shape[-1])
-        old = memory.gather(2, index)
-        mixed = (1 - gate[..., None]) * old + gate[..., None] * new.to(dtype)
-        memory.scatter_(2, index, torch.where(writing[..., None], mixed, old))
-    old = state.c.gather(2, writes.slot)
-    state.c.scatter_(2, writes.slot, torch.where(writing, (1 - gate) * old + gate, old))
-    state.ev.scatter_add_(2, writes.bucket, writing.long())
+        # lerp: (1 − γ) old + γ new, exactly `old` for γ = 0 and `new` for γ = 1
+        memory.scatter_(2, index, memory.gather(2, index).lerp(new.to(gate.dtype), gate[..., None]))
+    mass = state.c.gather(2, writes.slot)
+    state.c.scatter_(2, writes.slot, mass.lerp(torch.ones_like(mass), gate))
+    state.ev.scatter_add_(2, writes.bucket, (gate > 0).long())
 
 
 def write_local_(state: ArmState, writes: Writes) -> None:
