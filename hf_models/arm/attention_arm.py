@@ -88,7 +88,7 @@ class ArmRotary(nn.Module):
         """cos and sin of the positions (B, T, d) and of Δ (d,), the latter in float32."""
         cos, sin = self.rotary(x, position_ids)
         angle = (self.distance * self.rotary.inv_freq.float()).repeat(2)
-        scale = self.rotary.attention_scaling
+        scale = self.rotary.attention_scaling**2  # of query and key: the slots' keys are not rotated
         return cos, sin, angle.cos() * scale, angle.sin() * scale
 
 

@@ -97,7 +97,12 @@ class ArmMemory(nn.Module):
     # ---- planning: what the tokens write and how much they read ----
 
     def plan_writes(
-        self, hidden: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, counters: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        k: torch.Tensor,
+        valid: torch.Tensor,
+        counters: torch.Tensor,
+        probabilities: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Bucket, slot and gate of every token; none of them depends on what the slots hold.
 
@@ -106,15 +111,14 @@ class ArmMemory(nn.Module):
             k (`torch.Tensor`): Keys before rotation, (B, K, T, d).
             valid (`torch.Tensor`): Real tokens, (B, T) bool.
             counters (`torch.Tensor`): Write events so far, (B, K, G).
+            probabilities (`bool`, defaults to `True`): Compute those of the leaves, which training and losses need.
 
         Returns:
-            Bucket g (B, K, T), slot y (B, K, T), gate γ (B, K, T), leaf log-probabilities (B, K, T, G) or `None` for a
-            single token.
+            Bucket g (B, K, T), slot y (B, K, T), gate γ (B, K, T), leaf log-probabilities (B, K, T, G) or `None`.
         """
         config, dtype = self.config, self.dtype
         z = child_logits(k.to(dtype), self.router.to(dtype))
-        single = k.shape[2] == 1 and not self.training
-        log_p = None if single else leaf_log_probs(z, config.arm_branching, config.arm_levels)
+        log_p = leaf_log_probs(z, config.arm_branching, config.arm_levels) if probabilities else None
         bucket = greedy_descent(z, config.arm_branching, config.arm_levels)
         if config.arm_gate:
             gate = F.linear(hidden.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))
@@ -265,7 +269,8 @@ class ArmMemory(nn.Module):
         layer: ArmCacheLayer,
         scaling: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        bucket, slot, gate, _ = self.plan_writes(hidden, writes.k, writes.valid, layer.state.ev)
+        counters, noisy = layer.state.ev, self.training
+        bucket, slot, gate, _ = self.plan_writes(hidden, writes.k, writes.valid, counters, probabilities=noisy)
         reads = self.plan_reads(hidden, q)
         writes = writes._replace(gate=gate, slot=slot, bucket=bucket)
         layer.note(writes)

@@ -163,6 +163,8 @@ class ArmModelMixin(ArmPreTrainedMixin):
         split = length > self.config.arm_segment and not torch.is_grad_enabled() and not self._wants_layers(kwargs)
         if cache is None and (wanted or split):
             cache = ArmCache(self.config)
+        if length == 0:
+            return ArmModelOutput(last_hidden_state=inputs_embeds, cache=cache)
         if position_ids is None and attention_mask is not None:
             position_ids = real_positions(attention_mask)[:, -length:]
         rows = PackedRows(attention_mask, length)

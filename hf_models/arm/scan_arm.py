@@ -370,12 +370,13 @@ def arm_step(
         debias (`bool`, defaults to `True`): Divide by the mass of a slot.
 
     Returns:
-        Output (B, K, r, 1, d_v) and probabilities (B, K, r, M + n_s + W).
+        Output (B, K, r, 1, d_v) and probabilities (B, K, r, M + n_s + W), zero for padding.
     """
     write_slots_(state, writes)
     write_local_(state, writes)
     mask = None if read_mask is None else read_mask[:, :, 0]
     out, p = read_one(state, q_mem[..., 0, :], q_rot[..., 0, :], scaling, mask, debias)
     # padding attends to itself alone
-    out = torch.where(writes.valid[:, None, None], out, writes.v[:, :, 0, None].to(out.dtype))
-    return out[..., None, :], p
+    real = writes.valid[:, None, None]
+    out = torch.where(real, out, writes.v[:, :, 0, None].to(out.dtype))
+    return out[..., None, :], torch.where(real, p, 0.0)

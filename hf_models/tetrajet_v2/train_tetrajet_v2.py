@@ -1,4 +1,4 @@
-"""Train a language model in NVFP4: `accelerate launch -m hf_models.tetrajet_v2.train_tetrajet_v2 --output_dir my-model`.
+"""Train a language model in NVFP4: `accelerate launch -m hf_models.tetrajet_v2.train_tetrajet_v2 --output_dir model`.
 
 Without further arguments it trains the tiny Llama on the embedded text in minutes. The paper's 150M run:
 
@@ -42,12 +42,33 @@ MODEL_CONFIGS = (TINY_LLAMA, *(f"olmo2-{size}" for size in OLMO2_SIZES))
 TINY_BLOCK, TINY_VOCABULARY = 64, 128
 
 
-def _option(default: Any, text: str, name: str | None = None, choices: Sequence[str] | None = None) -> Any:
-    """A field of the command line; `name` is the path of the `TetraJetConfig` field that it sets."""
-    metadata = {"help": text} | ({"field": name} if name else {}) | ({"choices": list(choices)} if choices else {})
-    if isinstance(default, list):
-        return field(default_factory=list, metadata=metadata)
-    return field(default=default, metadata=metadata)
+# option of the command line → field of `TetraJetConfig`
+RECIPE_FIELDS = {
+    "recipe": "recipe",
+    "outer_block_size": "outer_block_size",
+    "align_backward": "align_backward",
+    "rht_dx": "rht_dx",
+    "rht_dw": "rht_dw",
+    "weight_block_2d": "weight_block_2d",
+    "scale_rounding": "scale_rounding",
+    "strict_unbiased": "strict_unbiased",
+    "gemm": "gemm",
+    "save_packed_activations": "save_packed_activations",
+    "out_control": "out_control.enabled",
+    "outlier_ratio": "out_control.ratio",
+    "record_start": "out_control.record_start",
+    "record_steps": "out_control.record_steps",
+    "osci_reset": "osci_reset.enabled",
+    "osci_detect": "osci_reset.detect",
+    "osci_start": "osci_reset.start",
+    "osci_period": "osci_reset.period",
+    "osci_window": "osci_reset.window",
+    "osci_threshold": "osci_reset.threshold",
+}
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass
@@ -62,29 +83,29 @@ class TetraJetArguments:
     eval_blocks: int = _option(512, "Held-out sequences on which to measure the perplexity after training; 0: none.")
     z_loss: float = _option(0.0, "Weight of the squared log-partition function of the logits (paper: 1e-5).")
     decay_embeddings: bool = _option(False, "Apply weight decay to the embeddings too.")
-    recipe: str = _option("tetrajet_v2", "Recipe of the linear layers.", "recipe", sorted(RECIPES))
-    outer_block_size: int | None = _option(None, "Elements under one outer scale; -1: the tensor.", "outer_block_size")
-    align_backward: bool | None = _option(None, "Backward re-quantizes the forward operands.", "align_backward")
-    rht_dx: bool | None = _option(None, "Random Hadamard transform in the input gradient.", "rht_dx")
-    rht_dw: bool | None = _option(None, "Random Hadamard transform in the weight gradient.", "rht_dw")
-    weight_block_2d: bool | None = _option(None, "16x16 weight blocks.", "weight_block_2d")
-    scale_rounding: str = _option("nearest", "Rounding of the inner scales: nearest, up.", "scale_rounding")
-    strict_unbiased: bool = _option(False, "Round the backward's inner scales up.", "strict_unbiased")
-    gemm: str = _option("fp32", "fp32 (exact emulation), bf16 or native (FP4 tensor cores).", "gemm")
-    save_packed_activations: bool = _option(False, "Keep codes for the backward pass.", "save_packed_activations")
-    modules_to_not_convert: list[str] = _option([], "Modules in high precision besides embeddings and head.")
-    out_control: bool | None = _option(None, "Keep outlier channels in MXFP8.", "out_control.enabled")
-    outlier_ratio: float = _option(0.1, "Share of outlier channels.", "out_control.ratio")
-    record_start: int = _option(501, "Step at which recording of the channels begins.", "out_control.record_start")
-    record_steps: int = _option(50, "Steps of recording.", "out_control.record_steps")
-    osci_reset: bool | None = _option(None, "Reset oscillating weights.", "osci_reset.enabled")
-    osci_detect: str = _option(
-        "distance_ratio", "distance_ratio, distance_ratio_mem_eff or bin_edge.", "osci_reset.detect"
+    recipe: str = _option("tetrajet_v2", f"Recipe of the linear layers: {', '.join(RECIPES)}.")
+    outer_block_size: int | None = _option(None, "Elements under one outer scale; -1: the tensor.")
+    align_backward: bool | None = _option(None, "Backward re-quantizes the forward operands.")
+    rht_dx: bool | None = _option(None, "Random Hadamard transform in the input gradient.")
+    rht_dw: bool | None = _option(None, "Random Hadamard transform in the weight gradient.")
+    weight_block_2d: bool | None = _option(None, "16x16 weight blocks.")
+    scale_rounding: str = _option("nearest", "Rounding of the inner scales: nearest, up.")
+    strict_unbiased: bool = _option(False, "Round the backward's inner scales up.")
+    gemm: str = _option("fp32", "fp32 (exact emulation), bf16 or native (FP4 tensor cores).")
+    save_packed_activations: bool = _option(False, "Keep codes for the backward pass.")
+    modules_to_not_convert: list[str] = field(
+        default_factory=list, metadata={"help": "Modules in high precision besides embeddings and head."}
     )
-    osci_start: float = _option(0.64, "First step, or share of all steps if at most 1.", "osci_reset.start")
-    osci_period: int = _option(200, "Steps from window to window.", "osci_reset.period")
-    osci_window: int = _option(50, "Steps of a window.", "osci_reset.window")
-    osci_threshold: float = _option(8.0, "Reset where the distance ratio reaches it.", "osci_reset.threshold")
+    out_control: bool | None = _option(None, "Keep outlier channels in MXFP8.")
+    outlier_ratio: float = _option(0.1, "Share of outlier channels.")
+    record_start: int = _option(501, "Step at which recording of the channels begins.")
+    record_steps: int = _option(50, "Steps of recording.")
+    osci_reset: bool | None = _option(None, "Reset oscillating weights.")
+    osci_detect: str = _option("distance_ratio", "distance_ratio, distance_ratio_mem_eff or bin_edge.")
+    osci_start: float = _option(0.64, "First step, or share of all steps if at most 1.")
+    osci_period: int = _option(200, "Steps from window to window.")
+    osci_window: int = _option(50, "Steps of a window.")
+    osci_threshold: float = _option(8.0, "Reset where the distance ratio reaches it.")
 
     def __post_init__(self) -> None:
         if self.model_config not in MODEL_CONFIGS:
@@ -108,10 +129,10 @@ class TetraJetArguments:
             `dict`: nested for OutControl and OsciReset.
         """
         fields: dict[str, Any] = {"seed": seed, "out_control": {}, "osci_reset": {}}
-        for option in self.__dataclass_fields__.values():
-            value = getattr(self, option.name)
-            group, _, name = option.metadata.get("field", "").rpartition(".")
-            if name and value is not None:
+        for option, path in RECIPE_FIELDS.items():
+            value = getattr(self, option)
+            group, _, name = path.rpartition(".")
+            if value is not None:
                 (fields[group] if group else fields)[name] = value
         if self.osci_start > 1:
             fields["osci_reset"]["start"] = int(self.osci_start)
@@ -178,11 +199,10 @@ class PretrainingTrainer(TetraJetTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.z_loss and model.training:
             partition = outputs.logits[:, :-1].float().logsumexp(-1).square()  # the last token predicts nothing
-            if num_items_in_batch is None:
-                penalty = partition.mean()
-            else:  # the Trainer multiplies by the processes, since DDP averages over them
+            penalty = partition.mean()
+            if num_items_in_batch is not None:  # all micro-steps' labels; DDP averages over the processes
                 share = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-                penalty = partition.sum() / num_items_in_batch * share
+                penalty = share * partition.sum() / num_items_in_batch
             loss = loss + self.z_loss * penalty
         return (loss, outputs) if return_outputs else loss
 
