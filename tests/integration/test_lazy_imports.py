@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("hf_models", "hf_pipelines", "datasets_scripts", "spaces")
 HEAVY = {"diffusers", "datasets", "gradio", "mujoco", "sklearn", "matplotlib"}
-CORES = {"flow_control", "small_flow"}  # rooms that several methods share
+CORES = {"flow_control", "small_flow", "packaged_llm"}  # rooms that several methods share
 
 
 def python(*arguments: str, repeats: int = 1) -> tuple[subprocess.CompletedProcess, float]:
@@ -182,7 +182,7 @@ def test_packages_import_one_way_when_all_modules_are_read():
         if target not in PACKAGES or target in lower[top]:
             return True
         # trainers and benchmarks import data sets; so do the commands that list, build and publish them
-        reads_data = path.split("/")[-1].startswith(("train_", "benchmark_", "ablations_"))
+        reads_data = path.split("/")[-1].startswith(("train_", "benchmark_", "ablations_", "experiments_"))
         commands = path in ("hf_pipelines/cli.py", "hf_pipelines/hub.py")
         return target == "datasets_scripts" and (reads_data or commands)
 
