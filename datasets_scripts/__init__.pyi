@@ -14,6 +14,11 @@ from .recall_tasks import needle as needle
 from .recall_tasks import persistence as persistence
 from .recall_tasks import shift_labels as shift_labels
 from .sample_photos import SamplePhotos as SamplePhotos
+from .tetrajet_corpora import MarkovCorpus as MarkovCorpus
+from .tetrajet_corpora import load_corpus as load_corpus
+from .tetrajet_corpora import markov_corpus as markov_corpus
+from .tetrajet_corpora import pydoc_corpus as pydoc_corpus
+from .tetrajet_corpora import teacher_student as teacher_student
 from .text_blocks import blocks as blocks
 from .text_blocks import held_out_streams as held_out_streams
 from .text_blocks import load_text_documents as load_text_documents

@@ -1,4 +1,4 @@
-"""Data of the NVFP4 training experiments: token blocks for language models, two offline texts, and a regression stream.
+"""Data of the NVFP4 training experiments: token blocks for language models, two offline texts, a regression stream.
 
 >>> from datasets_scripts.tetrajet_corpora import load_corpus, markov_corpus
 >>> len(markov_corpus(1000))

@@ -130,14 +130,14 @@ class ArmCacheLayer(CacheLayerMixin):
         """
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): give the number of tokens to remove as a negative integer.")
-        if not self.is_initialized:
-            return
         remove, logged = -tokens_to_remove, self._logged()
         if remove > logged:
             raise ValueError(
                 f"crop({tokens_to_remove}) goes back further than the {logged} tokens recorded since the last crop; "
                 "call cache.activate_past_recording() before feeding tokens that may be taken back."
             )
+        if not self.is_initialized:
+            return
         if remove > 0:
             state, keep = self._snapshot, logged - remove
             for writes in self._log:
@@ -279,6 +279,13 @@ class ArmCache(Cache):
         """The settings that another cache must share to be exchangeable with this one."""
         return cache_signature(self.config)
 
+    def next_positions(self, length: int) -> torch.Tensor | None:
+        """Positions of the next `length` tokens, counting real tokens only, (B, length); `None` while empty."""
+        for layer in self.layers:
+            if isinstance(layer, ArmCacheLayer) and layer.is_initialized:
+                return layer.state.sn[:, None] + torch.arange(length, device=layer.state.sn.device)
+        return None
+
     def nbytes(self) -> int:
         """Bytes of all state tensors; constant once the first token is in (unless `arm_layers` leaves full layers)."""
         return sum(layer.nbytes() for layer in self.layers)
@@ -298,7 +305,7 @@ class ArmCache(Cache):
             state = layer.state
             entropy = bucket_entropy(state.ev.sum(0).double())
             held = state.c > 0
-            if entropy < 0.5:
+            if entropy < 0.5 and state.ev.sum() >= 10 * state.ev.numel():  # after a few writes it means nothing
                 logger.warning(
                     f"layer {index}: bucket entropy {entropy:.2f}; the router sends most tokens to few buckets."
                 )
@@ -313,6 +320,16 @@ class ArmCache(Cache):
             )
         return report
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last `-tokens_to_remove` columns of every layer, or of none.
+
+        Raises:
+            ValueError: As for [`ArmCacheLayer.crop`].
+        """
+        memories = [layer for layer in self.layers if isinstance(layer, ArmCacheLayer)]
+        for layer in (*memories, *(layer for layer in self.layers if not isinstance(layer, ArmCacheLayer))):
+            layer.crop(tokens_to_remove)  # memories first: they alone can refuse
+
     def copy(self) -> "ArmCache":
         """A detached clone, for asking several questions about one processed text."""
         other = ArmCache(self.config)
@@ -324,7 +341,7 @@ class ArmCache(Cache):
             if isinstance(mine, ArmCacheLayer):
                 theirs.state = _map(mine.state, lambda x: x.detach().clone())
                 theirs.cumulative_length = mine.cumulative_length.clone()
-                theirs.directions = mine.directions
+                theirs.directions, theirs.record_past = mine.directions, mine.record_past
             else:
                 theirs.keys, theirs.values = mine.keys.detach().clone(), mine.values.detach().clone()
                 theirs.valid = mine.valid.clone()

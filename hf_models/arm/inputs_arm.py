@@ -78,12 +78,14 @@ class PackedRows:
             return
         valid = attention_mask[:, -length:].bool()
         self.valid = valid
-        if length > 1 and not torch.compiler.is_compiling():
-            if valid.all():
-                self.valid = None
-            elif (valid[:, 1:] & ~valid[:, :-1]).any():
-                self.order = (~valid).long().argsort(dim=-1, stable=True)
-                self.valid = valid.gather(1, self.order)
+        if length == 1:
+            return
+        compiling = torch.compiler.is_compiling()  # a graph cannot look at values: it packs in any case
+        if not compiling and valid.all():
+            self.valid = None
+        elif compiling or (valid[:, 1:] & ~valid[:, :-1]).any():
+            self.order = (~valid).long().argsort(dim=-1, stable=True)
+            self.valid = valid.gather(1, self.order)
 
     @property
     def moved(self) -> bool:

@@ -139,7 +139,7 @@ class ArmMemory(nn.Module):
             # single-path straight-through: the probability of the path taken scales the gate, forward by exactly 1
             p_slot = scores.softmax(-1).gather(-1, choice[..., None]).squeeze(-1)
             p = log_p.gather(-1, bucket[..., None]).squeeze(-1).exp() * p_slot
-            gate = gate * (1 + p - p.detach())
+            gate = gate * (1 + (p - p.detach()))
         return bucket, bucket * config.arm_slots_per_bucket + choice, gate, log_p
 
     def plan_reads(self, hidden: torch.Tensor, q: torch.Tensor) -> ReadPlan:

@@ -167,6 +167,8 @@ class ArmModelMixin(ArmPreTrainedMixin):
             return ArmModelOutput(last_hidden_state=inputs_embeds, cache=cache)
         if position_ids is None and attention_mask is not None:
             position_ids = real_positions(attention_mask)[:, -length:]
+        elif position_ids is None and cache is not None:
+            position_ids = cache.next_positions(length)
         rows = PackedRows(attention_mask, length)
         attention_mask = rows.valid
         inputs_embeds, position_ids = rows.pack(inputs_embeds), rows.pack(position_ids)

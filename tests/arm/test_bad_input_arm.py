@@ -288,3 +288,25 @@ def test_decoding_equals_one_call_when_weights_are_16_bit(dtype):
     assert gap(decode(model, IDS, cache), logits) <= 1e-2 * logits.abs().max().item()
     state = cache.layers[0].state
     assert (logits.dtype, state.N.dtype, state.c.dtype, state.wk.dtype) == (dtype, torch.float32, torch.float32, dtype)
+
+
+@torch.no_grad()
+def test_padding_is_moved_when_a_whole_prompt_is_compiled(model):
+    torch._dynamo.reset()
+    mask = torch.ones(2, 20, dtype=torch.long)
+    mask[0, :6] = 0
+    ids = IDS[:, :20]
+    compiled = torch.compile(model.forward, backend="eager")(ids, attention_mask=mask, use_cache=False)
+    assert gap(compiled.logits[mask.bool()], model(ids, attention_mask=mask).logits[mask.bool()]) < 1e-5
+
+
+@torch.no_grad()
+def test_positions_go_on_from_the_real_tokens_when_no_mask_follows_a_padded_prompt(model):
+    ids = torch.cat((IDS, IDS[:, :5]), 1)
+    seen = IDS.shape[1]
+    mask = torch.ones(2, seen, dtype=torch.long)
+    mask[0, :6] = 0
+    cache = model(IDS, attention_mask=mask).cache
+    grown = torch.cat((mask, torch.ones(2, 5, dtype=torch.long)), 1)
+    expected = model(ids, attention_mask=grown).logits[:, seen:]
+    assert gap(model(ids[:, seen:], cache=cache).logits, expected) < 1e-5

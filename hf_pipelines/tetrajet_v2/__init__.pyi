@@ -1,0 +1,4 @@
+from .experiments_tetrajet_v2 import METHODS as METHODS
+from .experiments_tetrajet_v2 import Annealing as Annealing
+from .experiments_tetrajet_v2 import gradient_concentration as gradient_concentration
+from .experiments_tetrajet_v2 import teacher_student_error as teacher_student_error
