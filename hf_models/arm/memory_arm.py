@@ -156,7 +156,8 @@ class ArmMemory(nn.Module):
         if config.arm_read_policy == "all":
             return ReadPlan(None, None, None)
         z = child_logits(q.to(dtype), self.router.to(dtype)[:, None])
-        scores = leaf_log_probs(z, config.arm_branching, config.arm_levels).mean(2)  # ℓ, (B, K, T, G)
+        scores = leaf_log_probs(z, config.arm_branching, config.arm_levels)
+        scores = scores.mean(2) if scores.shape[2] > 1 else scores[:, :, 0]  # ℓ, (B, K, T, G)
         ordered, rank = bucket_ranks(scores)
         if config.arm_read_policy == "fixed":
             return ReadPlan(rank, torch.full_like(rank[..., 0], config.arm_read_buckets), None)

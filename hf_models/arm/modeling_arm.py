@@ -45,7 +45,7 @@ class ArmModelOutput(BaseModelOutputWithPast):
 
     Args:
         balance_loss, read_cost, gate_mean (`torch.Tensor`): Scalars, means over layers; the first two `None` for a
-            single token with a cache.
+            single token with a cache, and for it the third too.
         read_buckets (`torch.Tensor`): Buckets read, mean over layers and kv heads, (B, T); columns as in the input.
     """
 
@@ -216,6 +216,8 @@ def _summary(stats: list[list[ArmStats]], rows: PackedRows) -> dict[str, torch.T
     """Means over layers and segments of what the layers did."""
     if not stats[0]:
         return {}
+    if len(stats) == 1 and stats[0][0].balance_loss is None:  # a single token
+        return {"read_buckets": torch.stack([s.read_buckets for s in stats[0]]).float().mean((0, 2))}
     gate = torch.cat([torch.stack([s.gate for s in parts]) for parts in stats], -1)  # (layers, B, K, T)
     width = torch.cat([torch.stack([s.read_buckets for s in parts]) for parts in stats], -1)
     valid = torch.cat([parts[0].valid for parts in stats], -1)

@@ -69,13 +69,12 @@ def child_logits(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
 
 def leaf_log_probs(z: torch.Tensor, branching: int, levels: int) -> torch.Tensor:
     """log p(leaf) = Σ over the path of log softmax(z_n): (…, nodes·b) → (…, G)."""
-    log_p = z.new_zeros(*z.shape[:-1], 1)
-    first = 0
-    for level in range(levels):
+    choices = z.unflatten(-1, (-1, branching)).log_softmax(-1)  # (…, nodes, b)
+    log_p, first = choices[..., 0, :], 1
+    for level in range(1, levels):
         width = branching**level
-        z_level = z[..., first : first + width * branching].unflatten(-1, (width, branching))
-        log_p = (log_p[..., None] + z_level.log_softmax(-1)).flatten(-2)
-        first += width * branching
+        log_p = (log_p[..., None] + choices[..., first : first + width, :]).flatten(-2)
+        first += width
     return log_p
 
 
