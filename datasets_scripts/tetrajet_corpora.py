@@ -267,7 +267,8 @@ def _token_map(file: Path) -> np.ndarray:
     with file.open("rb") as stream:
         has_header = stream.read(len(_NPY_MAGIC)) == _NPY_MAGIC
     if has_header:
-        tokens = np.load(file, mmap_mode="r", allow_pickle=False)
+        # not `np.load`: `datasets` replaces it in every data set's module by one that streams and maps nothing
+        tokens = np.lib.format.open_memmap(file, mode="r")
         if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
             raise ValueError(f"{file} must hold one row of integers, it holds {tokens.dtype} {tokens.shape}.")
         return tokens

@@ -33,7 +33,9 @@ def register_on_import(package: str, path: Iterable[str]) -> None:
 
     The `closedloop` command does it later, when a command runs, so that `closedloop --help` answers at once.
     """
-    if Path(sys.argv[0] if sys.argv else "").stem != "closedloop":
+    program = sys.argv[0] if sys.argv else ""
+    is_command = Path(program).stem == "closedloop" or (program == "-m" and "hf_pipelines.cli" in sys.orig_argv)
+    if not is_command:
         register_rooms(package, path)
 
 

@@ -51,10 +51,11 @@ ROOMS = {
     "toy_broken": BROKEN,
 }
 WITH_ROOMS = """
-import sys, hf_pipelines
+import sys
+sys.argv[0] = "closedloop"
+import hf_pipelines
 hf_pipelines.__path__.append(sys.argv.pop(1))
 from hf_pipelines.cli import main
-sys.argv[0] = "closedloop"
 main()
 """
 
