@@ -305,7 +305,10 @@ def _one_line(error: BaseException) -> str:
 
 def main() -> None:
     """Run the command; what a user can cause is one line on standard error, exit 2 for wrong usage and 1 otherwise."""
-    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao where it is, whose warnings concern nobody
+    for name in (
+        "torchao",
+        "torch.utils._pytree",
+    ):  # transformers imports torchao where it is, whose warnings concern nobody
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         app()

@@ -9,7 +9,7 @@ from .configuration_arm import ArmConfig
 
 def check_inputs(
     config: ArmConfig,
-    inputs_embeds: torch.Tensor,
+    source: torch.Tensor,
     attention_mask: torch.Tensor | None,
     position_ids: torch.Tensor | None,
     cache: Cache | None,
@@ -20,7 +20,7 @@ def check_inputs(
     Raises:
         ValueError: Naming the argument, what it is and what is allowed.
     """
-    batch, length = inputs_embeds.shape[:2]
+    batch, length = source.shape[:2]  # tokens or embeddings
     if cache is not None and not isinstance(cache, ArmCache):
         raise ValueError(
             f"cache is a {type(cache).__name__}, but an ARM model keeps its context in an ArmCache: "

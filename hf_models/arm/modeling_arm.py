@@ -153,43 +153,44 @@ class ArmModelMixin(ArmPreTrainedMixin):
             )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds.")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        length = inputs_embeds.shape[1]
+        source = input_ids if inputs_embeds is None else inputs_embeds
+        length = source.shape[1]
         training = self.training and torch.is_grad_enabled()
         use_cache = self.config.use_cache if use_cache is None else use_cache
-        check_inputs(self.config, inputs_embeds, attention_mask, position_ids, cache, kwargs)
+        check_inputs(self.config, source, attention_mask, position_ids, cache, kwargs)
         wanted = cache is not None or (use_cache and not training)
         split = length > self.config.arm_segment and not torch.is_grad_enabled() and not self._wants_layers(kwargs)
         if cache is None and (wanted or split):
             cache = ArmCache(self.config)
         if length == 0:
-            return ArmModelOutput(last_hidden_state=inputs_embeds, cache=cache)
+            hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+            return ArmModelOutput(last_hidden_state=hidden, cache=cache)
         if position_ids is None and attention_mask is not None:
             position_ids = real_positions(attention_mask)[:, -length:]
         elif position_ids is None and cache is not None:
             position_ids = cache.next_positions(length)
         rows = PackedRows(attention_mask, length)
         attention_mask = rows.valid
-        inputs_embeds, position_ids = rows.pack(inputs_embeds), rows.pack(position_ids)
+        source, position_ids = rows.pack(source), rows.pack(position_ids)
 
         if not torch.compiler.is_compiling():
             for memory in self._memories():
                 memory.stats = None
-        size = self.config.arm_segment if split else max(length, 1)
-        parts, stats = [], []
-        for start in range(0, max(length, 1), size):
+        size = self.config.arm_segment if split else length
+        parts, statistics = [], []
+        for start in range(0, length, size):
             piece = slice(start, start + size)
             output = super().forward(
                 attention_mask=None if attention_mask is None else attention_mask[:, piece],
                 position_ids=None if position_ids is None else position_ids[:, piece],
                 cache=cache,
-                inputs_embeds=inputs_embeds[:, piece],
+                inputs_embeds=self.embed_tokens(source[:, piece]) if inputs_embeds is None else source[:, piece],
                 use_cache=cache is not None,
                 **kwargs,
             )
             parts.append(output.last_hidden_state)
-            stats.append([] if torch.compiler.is_compiling() else [m.stats for m in self._memories() if m.stats])
+            if not torch.compiler.is_compiling():
+                statistics.append(_segment_statistics([m.stats for m in self._memories() if m.stats]))
             if split and hidden_states_to_keep and not rows.moved:
                 parts = [torch.cat(parts, 1)[:, -hidden_states_to_keep:]]
         hidden = rows.unpack(parts[0] if len(parts) == 1 else torch.cat(parts, 1))
@@ -201,7 +202,7 @@ class ArmModelMixin(ArmPreTrainedMixin):
             cache=cache if wanted else None,
             hidden_states=None if states is None else tuple(rows.unpack(state) for state in states),
             attentions=output.attentions,
-            **_summary(stats, rows),
+            **_summary(statistics, rows),
         )
 
     def _memories(self) -> list[nn.Module]:
@@ -212,26 +213,37 @@ class ArmModelMixin(ArmPreTrainedMixin):
         return any(kwargs.get(name) or getattr(self.config, name, False) for name in names)
 
 
-def _summary(stats: list[list[ArmStats]], rows: PackedRows) -> dict[str, torch.Tensor]:
-    """Means over layers and segments of what the layers did."""
-    if not stats[0]:
+def _segment_statistics(stats: list[ArmStats]) -> dict[str, torch.Tensor]:
+    """Means over layers and kv heads of what the layers did in one segment, and the number of its real tokens."""
+    if not stats:
         return {}
-    if len(stats) == 1 and stats[0][0].balance_loss is None:  # a single token
-        return {"read_buckets": torch.stack([s.read_buckets for s in stats[0]]).float().mean((0, 2))}
-    gate = torch.cat([torch.stack([s.gate for s in parts]) for parts in stats], -1)  # (layers, B, K, T)
-    width = torch.cat([torch.stack([s.read_buckets for s in parts]) for parts in stats], -1)
-    valid = torch.cat([parts[0].valid for parts in stats], -1)
-    summary = {
-        "read_buckets": rows.unpack(width.float().mean((0, 2))),
-        "gate_mean": (gate.mean((0, 2)) * valid).sum() / valid.sum().clamp_min(1),
-    }
-    scanned = [parts for parts in stats if parts[0].balance_loss is not None]  # a single token has none
+    summary = {"read_buckets": torch.stack([s.read_buckets for s in stats]).float().mean((0, 2))}
+    if stats[0].valid is not None:
+        valid = stats[0].valid
+        summary["tokens"] = valid.sum().float()
+        summary["gate_mean"] = (torch.stack([s.gate for s in stats]).mean((0, 2)) * valid).sum()
+    if stats[0].balance_loss is not None:  # a single token has none
+        summary |= {
+            name: torch.stack([getattr(s, name) for s in stats]).mean() for name in ("balance_loss", "read_cost")
+        }
+    return summary
+
+
+def _summary(segments: list[dict[str, torch.Tensor]], rows: PackedRows) -> dict[str, torch.Tensor]:
+    """The fields of [`ArmModelOutput`] from the segments' statistics."""
+    if not segments or not segments[0]:
+        return {}
+    summary = {"read_buckets": rows.unpack(torch.cat([part["read_buckets"] for part in segments], -1))}
+    single = len(segments) == 1 and "balance_loss" not in segments[0]
+    if single:
+        return summary
+    total = sum(part["tokens"] for part in segments).clamp_min(1)
+    summary["gate_mean"] = sum(part["gate_mean"] for part in segments) / total
+    scanned = [part for part in segments if "balance_loss" in part]
     if scanned:
-        share = torch.stack([parts[0].valid.sum() for parts in scanned]).float()
-        share = share / share.sum().clamp_min(1)
+        weight = sum(part["tokens"] for part in scanned).clamp_min(1)
         for name in ("balance_loss", "read_cost"):
-            means = [torch.stack([getattr(s, name) for s in parts]).mean() for parts in scanned]
-            summary[name] = (share * torch.stack(means)).sum()
+            summary[name] = sum(part["tokens"] / weight * part[name] for part in scanned)
     return summary
 
 

@@ -153,6 +153,7 @@ class TetraJetTrainingArguments(TrainingArguments):
     lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "Schedule of the rate."})
     warmup_steps: float = field(default=20, metadata={"help": "Steps of warm-up (a share if below 1)."})
     logging_steps: float = field(default=50, metadata={"help": "Steps between log lines."})
+    use_cache: bool = field(default=True, metadata={"help": "What the saved model's `config.use_cache` says."})
 
 
 class PretrainingTrainer(TetraJetTrainer):

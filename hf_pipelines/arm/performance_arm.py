@@ -1,9 +1,9 @@
 """What a fixed-size memory costs: bytes, time per token, prefill, and the two forms of the scan, as ratios in one
 run."""
 
-import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
@@ -65,9 +65,18 @@ def print_peak_growth(length: int) -> None:
     """Run inside a fresh process: prefill and print the growth of the peak memory."""
     _, arm = models()
     arm(tokens(1024), cache=ArmCache(arm.config), logits_to_keep=1)  # warm buffers
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_memory()
     arm(tokens(length), cache=ArmCache(arm.config), logits_to_keep=1)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(_peak_memory() - before)
+
+
+def _peak_memory() -> float:
+    """Peak resident megabytes of this process since it began (`ru_maxrss` would count the parent's too)."""
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        raise NotImplementedError("peak memory is read from /proc/self/status, which only Linux has.")
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
 
 
 def scan_inputs(length: int = 2048, slots: int = 256, heads: int = 4, d: int = 32) -> tuple:

@@ -1,10 +1,13 @@
 """The cache of ARM models: bytes, files, rows, rollback."""
 
+import logging
+
 import pytest
 import torch
 from arm_models import decode, feed, gap, tiny_arm, tiny_backbone, tokens
 
 from hf_models.arm import ArmCache, arm_config_for_budget, cache_bytes
+from hf_pipelines.arm.performance_arm import peak_growth
 
 IDS = tokens(3, 60)
 
@@ -135,6 +138,25 @@ def test_report_counts_writes_when_slots_are_used(model):
         assert row["writes"] == int(layer.state.ev.sum()) > 0
         assert row["occupied"] == pytest.approx(float((layer.state.c > 0).float().mean()))
         assert 0 <= row["bucket_entropy"] <= 1 and 0 < row["mass"] <= 1
+
+
+@pytest.mark.parametrize("warned", [True, False])
+def test_router_that_collapses_is_reported_when_it_sends_all_to_one_bucket(warned, model, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    cache = filled(model, 40)
+    for layer in cache.layers:
+        layer.state.ev.fill_(1000)
+        if warned:
+            layer.state.ev[..., 1:] = 0
+    with caplog.at_level("WARNING"):
+        entropies = [row["bucket_entropy"] for row in cache.slot_report()]
+    assert ("the router sends most tokens to few buckets" in caplog.text) == warned
+    assert entropies == pytest.approx([0.0 if warned else 1.0] * 2, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_peak_memory_stays_when_the_prompt_is_eight_times_longer():
+    assert peak_growth(32_768) - peak_growth(4096) < 16  # MB; the hidden states themselves are 4 MB
 
 
 @pytest.mark.parametrize("layers", [[0], [1]])
