@@ -1,6 +1,8 @@
 from .build import build as build
 from .build import get_builder as get_builder
 from .build import list_builders as list_builders
+from .character_corpora import MarkovCorpus as MarkovCorpus
+from .character_corpora import PythonHelpTexts as PythonHelpTexts
 from .digits import Digits as Digits
 from .digits import load_digit_tensors as load_digit_tensors
 from .face_and_animal_photos import AFHQ as AFHQ
@@ -14,7 +16,6 @@ from .recall_tasks import needle as needle
 from .recall_tasks import persistence as persistence
 from .recall_tasks import shift_labels as shift_labels
 from .sample_photos import SamplePhotos as SamplePhotos
-from .tetrajet_corpora import MarkovCorpus as MarkovCorpus
 from .tetrajet_corpora import load_corpus as load_corpus
 from .tetrajet_corpora import markov_corpus as markov_corpus
 from .tetrajet_corpora import pydoc_corpus as pydoc_corpus

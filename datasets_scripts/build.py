@@ -10,7 +10,12 @@ BUILDERS = {
     "digits": ("datasets_scripts.digits", "Digits", "handwritten digits, 1,797 real scans, 8×8 and 16×16"),
     "sample_photos": ("datasets_scripts.sample_photos", "SamplePhotos", "two photographs that ship with scikit-learn"),
     "recall_tasks": ("datasets_scripts.recall_tasks", "RecallTasks", "six synthetic recall tasks, 160 tokens"),
-    "markov_corpus": ("datasets_scripts.tetrajet_corpora", "MarkovCorpus", "synthetic text, a million characters"),
+    "markov_corpus": ("datasets_scripts.character_corpora", "MarkovCorpus", "synthetic text, a million characters"),
+    "python_help_texts": (
+        "datasets_scripts.character_corpora",
+        "PythonHelpTexts",
+        "reference texts of Python's help()",
+    ),
     "celeba": ("datasets_scripts.face_and_animal_photos", "CelebA", "celebrity faces 128×128; needs --data-dir"),
     "afhq": ("datasets_scripts.face_and_animal_photos", "AFHQ", "animal faces 256×256; needs --data-dir"),
 }

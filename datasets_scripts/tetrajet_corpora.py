@@ -27,11 +27,6 @@ EMBEDDED = ("pydoc", "markov")
 SPLITS = ("train", "test", "all")
 TRAIN_SHARE = 0.9  # by position; the rest is held out
 _NPY_MAGIC = b"\x93NUMPY"
-_DESCRIPTION = (
-    "A text without any meaning but with structure: 512 words of two to seven letters, each followed by one of eight "
-    "successors, with sentences that end at random. A language model can learn its spelling and its word order."
-)
-
 # ── embedded texts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -369,65 +364,3 @@ def teacher_student(seed: int, d: int = 128, h: int = 256, T: int = 256, outlier
         return a, torch.randn(d, h, generator=generator) / math.sqrt(h)
 
     return TeacherStudent(scale, weights(), weights(), T, seed)
-
-
-# ── data set ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass
-class MarkovCorpusConfig(datasets.BuilderConfig):
-    """Configuration of the text.
-
-    Args:
-        n_chars (`int`, defaults to 1,000,000): Characters of both splits together.
-        seed (`int`, defaults to 0): Seed of words, successors and walk.
-    """
-
-    n_chars: int = 1_000_000
-    seed: int = 0
-
-
-class MarkovCorpus(datasets.GeneratorBasedBuilder):
-    """The text of [`markov_corpus`] as rows of whole sentences, about 1,000 characters each.
-
-    The first nine tenths are the split `train`, the rest is `test`; the rows joined are the text again.
-
-    Example:
-        >>> from datasets_scripts.tetrajet_corpora import MarkovCorpus
-        >>> builder = MarkovCorpus(n_chars=20_000)
-        >>> builder.download_and_prepare()
-        >>> sum(len(row["text"]) for row in builder.as_dataset(split="test"))
-        2000
-    """
-
-    VERSION = datasets.Version("1.0.0")
-    BUILDER_CONFIG_CLASS = MarkovCorpusConfig
-    BUILDER_CONFIGS = [MarkovCorpusConfig(name="words", version=VERSION)]  # noqa: RUF012  (a plain list in the base)
-    DEFAULT_CONFIG_NAME = "words"
-
-    def _info(self) -> datasets.DatasetInfo:
-        text_blocks._check_positive("n_chars", self.config.n_chars, 10)
-        return datasets.DatasetInfo(
-            description=_DESCRIPTION,
-            citation="@misc{closedloop, title = {closedloop: a synthetic text}, year = {2026}}",
-            homepage="https://huggingface.co/datasets/closedloop/markov_corpus",
-            license="apache-2.0",
-            features=datasets.Features({"text": datasets.Value("string")}),
-        )
-
-    def _split_generators(self, dl_manager):
-        return [
-            datasets.SplitGenerator(datasets.Split.TRAIN, gen_kwargs={"split": "train"}),
-            datasets.SplitGenerator(datasets.Split.TEST, gen_kwargs={"split": "test"}),
-        ]
-
-    def _generate_examples(self, split: str):
-        text = split_text(markov_corpus(self.config.n_chars, self.config.seed), split)
-        row, index = "", 0
-        for sentence in text.splitlines(keepends=True):
-            row += sentence
-            if len(row) >= 1000:
-                yield index, {"text": row}
-                row, index = "", index + 1
-        if row:
-            yield index, {"text": row}

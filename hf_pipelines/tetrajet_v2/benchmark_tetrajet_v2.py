@@ -17,7 +17,7 @@ from hf_pipelines.tetrajet_v2.experiments_tetrajet_v2 import (
 )
 
 REPO = "tetrajet-v2-tiny-lm"
-DATASET = "closedloop/tetrajet_corpora"
+DATASET = "closedloop/python_help_texts"
 MARKS = [1, 16, 256, 1024]
 BASE, STRICT, OSCI, OUT, FULL = (
     "tetrajet_v2_base",

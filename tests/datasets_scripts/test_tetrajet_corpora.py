@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from datasets_scripts.character_corpora import MarkovCorpus, PythonHelpTexts
 from datasets_scripts.tetrajet_corpora import (
-    MarkovCorpus,
     TokenBlocks,
     character_tokenizer,
     load_corpus,
@@ -182,8 +182,13 @@ def test_batches_are_noisy_and_fixed_by_the_step_when_streamed():
     assert not torch.equal(stream.student[0], stream.teacher[0])
 
 
-def test_rows_join_to_the_text_when_the_data_set_is_built(tmp_path):
-    builder = MarkovCorpus(n_chars=20_000, cache_dir=str(tmp_path))
+@pytest.mark.parametrize(
+    ("builder", "text"),
+    [(lambda cache: MarkovCorpus(n_chars=20_000, cache_dir=cache), TEXT), (PythonHelpTexts, None)],
+    ids=["words", "help"],
+)
+def test_rows_join_to_the_text_when_the_data_set_is_built(builder, text, tmp_path):
+    builder = builder(str(tmp_path))
     builder.download_and_prepare()
     parts = builder.as_dataset()
-    assert "".join(parts["train"]["text"]) + "".join(parts["test"]["text"]) == TEXT
+    assert "".join(parts["train"]["text"]) + "".join(parts["test"]["text"]) == (text or pydoc_corpus())
