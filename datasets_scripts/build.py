@@ -11,11 +11,7 @@ BUILDERS = {
     "sample_photos": ("datasets_scripts.sample_photos", "SamplePhotos", "two photographs that ship with scikit-learn"),
     "recall_tasks": ("datasets_scripts.recall_tasks", "RecallTasks", "six synthetic recall tasks, 160 tokens"),
     "markov_corpus": ("datasets_scripts.character_corpora", "MarkovCorpus", "synthetic text, a million characters"),
-    "python_help_texts": (
-        "datasets_scripts.character_corpora",
-        "PythonHelpTexts",
-        "reference texts of Python's help()",
-    ),
+    "python_help_texts": ("datasets_scripts.character_corpora", "PythonHelpTexts", "texts of Python's help()"),
     "celeba": ("datasets_scripts.face_and_animal_photos", "CelebA", "celebrity faces 128×128; needs --data-dir"),
     "afhq": ("datasets_scripts.face_and_animal_photos", "AFHQ", "animal faces 256×256; needs --data-dir"),
 }
