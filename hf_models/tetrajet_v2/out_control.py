@@ -63,7 +63,6 @@ class OutControl:
 
     def _layers(self) -> list[tuple[str, TetraJetLayer]]:
         layers = iter_layers(self.model)
-        layers = iter_layers(self.model)
         return [(n, layer) for n, layer in layers if layer.mode == "master" and "hi_idx" in layer._buffers]
 
     @property
