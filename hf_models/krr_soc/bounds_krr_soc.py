@@ -95,7 +95,7 @@ def lower_bound(
 def upper_bound(function: ValueFunction, count: int, inner: int, seed: int, progress: bool = False) -> Bound:
     """U: the mean over paths of max_t (D_t C_t − M_t) with the martingale of Ŵ (Rogers; Andersen and Broadie).
 
-    M_{t+1} = M_t + D_{t+1}(Ŵ_{t+1}(X_{t+1}) − Ê[Ŵ_{t+1} | X_t]) with an unbiased inner average: its noise only raises U.
+    M_{t+1} = M_t + D_{t+1}(Ŵ_{t+1}(X_{t+1}) − Ê[Ŵ_{t+1} | X_t]) ; the noise of the inner average only raises U.
 
     Args:
         function (`ValueFunction`): Fitted.

@@ -85,7 +85,7 @@ class ValueFunction:
     def action_values(
         self, t: int, x: torch.Tensor, sampler: InnerSampler, generator: torch.Generator
     ) -> torch.Tensor:
-        """q(u) = F_t(x, u) + γ_t · mean over the noise of Ŵ_{t+1}(π_t(x, u, z)): (n, |U|); holding alone if stopping."""
+        """q(u) = F_t(x, u) + γ_t · mean over z of Ŵ_{t+1}(π_t(x, u, z)): (n, |U|), or (n, 1) of holding."""
         gamma = self.problem.discount(t)
         if sampler.name == "exact" and t + 1 < self.problem.n_steps:
             return gamma * self._exact_mean(t, x)
@@ -130,7 +130,8 @@ def fit_value_function(
         settings (`KrrSocConfig`): Method's settings.
         like (`torch.Tensor`): Gives dtype (float64) and device.
         gather (`Callable`, *optional*): Sums a tensor over processes.
-        rank, ranks (`int`): This process, and how many there are: each averages for its own blocks of states.
+        rank (`int`, defaults to 0): This process, which averages for its own blocks of states.
+        ranks (`int`, defaults to 1): Processes.
         on_stage (`Callable`, *optional*): Called with (t, stage) after each date, for checkpoints.
         stages (`dict[int, Stage]`, *optional*): Dates done before, from which to go on.
         shrink (`float`, *optional*): Shrinkage that was tuned for them.
