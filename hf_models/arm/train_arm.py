@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, default_data_collator, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from datasets_scripts import recall_tasks, text_blocks
+from hf_models._checkpoints import last_complete_checkpoint
 from hf_models.arm.configuration_arm import ArmConfig
 from hf_models.arm.convert_arm import convert_to_arm
 from hf_models.arm.train_recall_arm import RECALL_MEMORY, recall_model
@@ -120,9 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         processing_class=tokenizer,
     )
     wanted = args.resume_from_checkpoint
-    last = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
     if wanted is not None and wanted.lower() in ("true", "1", "yes"):
-        wanted = last
+        wanted = last_complete_checkpoint(args.output_dir)
     trainer.train(resume_from_checkpoint=wanted)
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():

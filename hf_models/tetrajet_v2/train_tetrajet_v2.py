@@ -30,12 +30,12 @@ from transformers import (
     default_data_collator,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from datasets_scripts.tetrajet_corpora import EMBEDDED, corpus_tokenizer, load_corpus
+from hf_models._checkpoints import last_complete_checkpoint
 from hf_models.tetrajet_v2.configuration_tetrajet_v2 import RECIPES, TetraJetConfig
 from hf_models.tetrajet_v2.quantizer_tetrajet_v2 import OLMO2_SIZES, olmo2_config, prepare_model, set_recipe
-from hf_models.tetrajet_v2.trainer_tetrajet_v2 import TetraJetTrainer
+from hf_models.tetrajet_v2.trainer_tetrajet_v2 import STATE_FILE, TetraJetTrainer
 
 TINY_LLAMA = "tiny-llama"
 MODEL_CONFIGS = (TINY_LLAMA, *(f"olmo2-{size}" for size in OLMO2_SIZES))
@@ -295,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     )
     wanted = args.resume_from_checkpoint
     if wanted is not None and wanted.lower() in ("true", "1", "yes"):
-        wanted = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+        wanted = last_complete_checkpoint(args.output_dir, STATE_FILE)
     trainer.train(resume_from_checkpoint=wanted)
     trainer.save_model(args.output_dir)
     if options.eval_blocks:

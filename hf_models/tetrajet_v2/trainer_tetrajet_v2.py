@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
+from .._checkpoints import last_complete_checkpoint
 from .configuration_tetrajet_v2 import OsciResetConfig, TetraJetConfig
 from .linear import iter_layers
 from .osci_reset import OsciReset
@@ -263,7 +263,9 @@ class TetraJetStateCallback(TrainerCallback):
             tensors.update({f"{name}//{k}": v.detach().cpu() for k, v in engine.state_dict().items()})
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / _file_name(args.process_index))
+        file = folder / _file_name(args.process_index)
+        save_file(tensors, file.with_suffix(".tmp"))
+        file.with_suffix(".tmp").replace(file)  # there is a whole file or none
 
 
 def _file_name(rank: int) -> str:
@@ -323,8 +325,9 @@ class TetraJetTrainer(Trainer):
             `TrainOutput`: Of `Trainer.train`.
         """
         if resume_from_checkpoint is True:
-            self._state_callback.resume_from = get_last_checkpoint(self.args.output_dir)
-        elif resume_from_checkpoint:
+            # the last that a killed process wrote to its end; without any `Trainer` says so
+            resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir, STATE_FILE) or True
+        if isinstance(resume_from_checkpoint, (str, Path)):
             self._state_callback.resume_from = str(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
