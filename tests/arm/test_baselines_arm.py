@@ -411,5 +411,5 @@ def test_accuracies_are_in_the_measured_ranges_when_the_toy_is_trained():
     assert accuracy("swa", 48) == pytest.approx(masked, abs=1e-3)
     assert 0.45 < accuracy("h2o", 48, recent=8) < 0.60
     assert 0.13 < accuracy("h2o", 240, recent=8) < 0.26
-    assert 0.18 < accuracy("tova", 48) < 0.33
+    assert 0.18 < accuracy("tova", 48) < 0.42  # seeds and machines: 0.25 to 0.37
     assert 0.11 < accuracy("tova", 240) < 0.19
