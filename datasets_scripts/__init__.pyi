@@ -16,6 +16,7 @@ from .recall_tasks import needle as needle
 from .recall_tasks import persistence as persistence
 from .recall_tasks import shift_labels as shift_labels
 from .sample_photos import SamplePhotos as SamplePhotos
+from .sim_paths import SimPathsBuilder as SimPathsBuilder
 from .tetrajet_corpora import load_corpus as load_corpus
 from .tetrajet_corpora import markov_corpus as markov_corpus
 from .tetrajet_corpora import pydoc_corpus as pydoc_corpus

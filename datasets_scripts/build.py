@@ -12,6 +12,7 @@ BUILDERS = {
     "recall_tasks": ("datasets_scripts.recall_tasks", "RecallTasks", "six synthetic recall tasks, 160 tokens"),
     "markov_corpus": ("datasets_scripts.character_corpora", "MarkovCorpus", "synthetic text, a million characters"),
     "python_help_texts": ("datasets_scripts.character_corpora", "PythonHelpTexts", "texts of Python's help()"),
+    "sim_paths": ("datasets_scripts.sim_paths", "SimPathsBuilder", "simulated paths of option markets, 16 configs"),
     "celeba": ("datasets_scripts.face_and_animal_photos", "CelebA", "celebrity faces 128×128; needs --data-dir"),
     "afhq": ("datasets_scripts.face_and_animal_photos", "AFHQ", "animal faces 256×256; needs --data-dir"),
 }
@@ -81,11 +82,12 @@ def build(name: str, out_dir: str | Path, seed: int = 0, data_dir: str | Path | 
 
 def _card(name: str, info: datasets.DatasetInfo, configs: list[dict], sizes: dict[str, int], seed: int) -> str:
     total = sum(sizes.values())
-    has_images = any(isinstance(feature, datasets.Image) for feature in info.features.values())
+    kinds = {type(feature) for feature in info.features.values()}
+    modality = "image" if datasets.Image in kinds else "time-series" if datasets.Array2D in kinds else "text"
     front = {
         "license": info.license,
         "pretty_name": name.replace("_", " ").capitalize(),
-        "tags": ["closedloop", "image" if has_images else "text"],
+        "tags": ["closedloop", modality],
         "size_categories": ["n<1K" if total < 1000 else "1K<n<10K" if total < 10_000 else "10K<n<100K"],
         "configs": configs,
     }

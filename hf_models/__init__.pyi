@@ -7,6 +7,8 @@ from .arm import arm_config_for_budget as arm_config_for_budget
 from .arm import convert_to_arm as convert_to_arm
 from .arm import full_attention as full_attention
 from .flow_diversity import ImageFeatureEncoder as ImageFeatureEncoder
+from .krr_soc import KrrSocConfig as KrrSocConfig
+from .krr_soc import KrrSocModel as KrrSocModel
 from .packaged_llm import packaged_llm as packaged_llm
 from .small_flow import GaussianMixtureFlowModel as GaussianMixtureFlowModel
 from .small_flow import SmallFlowModel as SmallFlowModel

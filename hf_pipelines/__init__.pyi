@@ -4,6 +4,7 @@ from .flow_control import SmallFlowPipeline as SmallFlowPipeline
 from .flow_control import attach_controller as attach_controller
 from .flow_diversity import FlowDiversityController as FlowDiversityController
 from .flow_diversity import FlowDiversityPipeline as FlowDiversityPipeline
+from .krr_soc import OptimalStoppingPipeline as OptimalStoppingPipeline
 from .mpc_flow import MPCFlowController as MPCFlowController
 from .mpc_flow import MPCFlowPipeline as MPCFlowPipeline
 from .mpc_flow import operators as operators

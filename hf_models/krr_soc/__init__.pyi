@@ -1,11 +1,11 @@
 from .bounds_krr_soc import Bound as Bound
+from .bounds_krr_soc import Price as Price
 from .configuration_krr_soc import KrrSocConfig as KrrSocConfig
 from .modeling_krr_soc import KrrSocModel as KrrSocModel
 from .modeling_krr_soc import KrrSocOutput as KrrSocOutput
-from .modeling_krr_soc import Price as Price
-from .modeling_krr_soc import stopping_problem as stopping_problem
 from .payoffs_krr_soc import register_payoff as register_payoff
 from .problems_krr_soc import ControlProblem as ControlProblem
 from .problems_krr_soc import LinearQuadratic as LinearQuadratic
 from .problems_krr_soc import OptimalStopping as OptimalStopping
+from .problems_krr_soc import stopping_problem as stopping_problem
 from .processes_krr_soc import PathStates as PathStates

@@ -29,12 +29,46 @@ class Bound:
     count: int
     skewness: float
 
+    def times(self, unit: float) -> "Bound":
+        """In another currency."""
+        return Bound(unit * self.value, unit * self.standard_error, self.count, self.skewness)
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
 
-def _bound(samples: torch.Tensor) -> Bound:
+@dataclass
+class Price:
+    """A price with its certificates.
+
+    Args:
+        price (`float`): Of the backward induction.
+        lower, upper (`Bound`, *optional*): Bounds with standard errors.
+        interval (`tuple[float, float]`, *optional*): Contains the true price with probability 1 − α.
+        alpha (`float`): α.
+        consistent (`bool`): Whether the bounds are in order up to three standard errors.
+        seconds (`float`): Wall time of all this.
+    """
+
+    price: float
+    lower: Bound | None = None
+    upper: Bound | None = None
+    interval: tuple[float, float] | None = None
+    alpha: float = 0.05
+    consistent: bool = True
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        parts = {"price": self.price, "alpha": self.alpha, "consistent": self.consistent, "seconds": self.seconds}
+        if self.lower is not None and self.upper is not None and self.interval is not None:
+            parts |= {"lower": self.lower.to_dict(), "upper": self.upper.to_dict(), "interval": list(self.interval)}
+        return parts
+
+
+def mean_of_paths(samples: torch.Tensor) -> Bound:
+    """Mean, standard error and skewness of one number a path."""
     centred = samples - samples.mean()
     sd = float(centred.square().mean().sqrt())
     skewness = float(centred.pow(3).mean()) / sd**3 if sd > 0 else 0.0
@@ -43,25 +77,33 @@ def _bound(samples: torch.Tensor) -> Bound:
 
 @torch.no_grad()
 def lower_bound(
-    function: ValueFunction, count: int, initial_continuation: float, seed: int, batch: int = 50_000
+    function: ValueFunction,
+    count: int,
+    initial_continuation: float,
+    seed: int,
+    start: torch.Tensor | None = None,
+    date: int = 0,
+    batch: int = 50_000,
 ) -> Bound:
-    """L: the mean payoff of the policy on new paths.
+    """L: the mean payoff of the policy on new paths, discounted to their first date.
 
     Stop at the first allowed date with C_t > 0 and C_t ≥ q̂_t(X_t); take C_N at maturity.
 
     Args:
         function (`ValueFunction`): Fitted.
         count (`int`): Paths.
-        initial_continuation (`float`): q̂_0 of the initial state.
+        initial_continuation (`float`): q̂ of the state from which paths start.
         seed (`int`): Of the paths.
+        start (`torch.Tensor`, *optional*): That state (state_dim,); default: the problem's initial one.
+        date (`int`, defaults to 0): Its date.
         batch (`int`, defaults to 50,000): Paths at a time.
 
     Returns:
         [`Bound`].
     """
     problem = function.problem
-    x0 = problem.process.initial()
-    stopped_now = problem.exercise(0, x0[None])[0]
+    x0 = problem.process.initial() if start is None else start
+    stopped_now = problem.exercise(date, x0[None])[0]
     if float(stopped_now) > 0 and float(stopped_now) >= initial_continuation:
         return Bound(float(stopped_now), 0.0, count, 0.0)
     parts = []
@@ -70,7 +112,7 @@ def lower_bound(
         x, gain = x0.expand(size, -1), x0.new_zeros(size)
         alive = torch.arange(size, device=x0.device)  # only these are simulated on
         discount = 1.0
-        for t in range(1, problem.n_steps + 1):
+        for t in range(date + 1, problem.n_steps + 1):
             z = normal((len(alive), problem.noise_dim), generator, x0)
             x = problem.step(t - 1, x, None, z)
             discount *= problem.discount(t - 1)
@@ -88,11 +130,19 @@ def lower_bound(
             keep[stop] = False
             alive, x = alive[keep], x[keep]
         parts.append(gain)
-    return _bound(torch.cat(parts))
+    return mean_of_paths(torch.cat(parts))
 
 
 @torch.no_grad()
-def upper_bound(function: ValueFunction, count: int, inner: int, seed: int, progress: bool = False) -> Bound:
+def upper_bound(
+    function: ValueFunction,
+    count: int,
+    inner: int,
+    seed: int,
+    progress: bool = False,
+    start: torch.Tensor | None = None,
+    date: int = 0,
+) -> Bound:
     """U: the mean over paths of max_t (D_t C_t − M_t) with the martingale of Ŵ (Rogers; Andersen and Broadie).
 
     M_{t+1} = M_t + D_{t+1}(Ŵ_{t+1}(X_{t+1}) − Ê[Ŵ_{t+1} | X_t]) ; the noise of the inner average only raises U.
@@ -103,20 +153,22 @@ def upper_bound(function: ValueFunction, count: int, inner: int, seed: int, prog
         inner (`int`): Shifted Sobol points of each inner average.
         seed (`int`): Of paths and points.
         progress (`bool`, defaults to `False`): Show a bar.
+        start (`torch.Tensor`, *optional*): State (state_dim,) from which paths start; default: the initial one.
+        date (`int`, defaults to 0): Its date.
 
     Returns:
         [`Bound`].
     """
     problem = function.problem
-    x0 = problem.process.initial()
+    x0 = problem.process.initial() if start is None else start
     sampler = InnerSampler("qmc", inner, problem.noise_dim, seed + 1, x0)
     parts = []
     sizes = list(_sizes(count, BATCH))
     for index, size in enumerate(tqdm(sizes, desc="upper bound", disable=not progress)):
         generator = generator_of(seed, "upper", index, device=x0.device)
         x, martingale, discount = x0.expand(size, -1), x0.new_zeros(size), 1.0
-        best = problem.exercise(0, x)  # D^0 C_0 − M_0
-        for t in range(problem.n_steps):
+        best = problem.exercise(date, x)  # D^0 C_0 − M_0
+        for t in range(date, problem.n_steps):
             ahead = problem.step(t, x[:, None], None, sampler.draw(size, generator))
             mean = sampler.average(function.value(t + 1, ahead.flatten(0, 1)).unflatten(0, (size, -1)))
             x = problem.step(t, x, None, normal((size, problem.noise_dim), generator, x0))
@@ -124,7 +176,7 @@ def upper_bound(function: ValueFunction, count: int, inner: int, seed: int, prog
             martingale = martingale + discount * (function.value(t + 1, x) - mean)
             best = torch.maximum(best, discount * problem.exercise(t + 1, x) - martingale)
         parts.append(best)
-    return _bound(torch.cat(parts))
+    return mean_of_paths(torch.cat(parts))
 
 
 def continuation(function: ValueFunction, t: int, x: torch.Tensor, seed: int) -> torch.Tensor:

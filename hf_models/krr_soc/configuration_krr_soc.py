@@ -1,6 +1,8 @@
 """Configuration of a KRR-DP model: the problem, and how it is solved."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -73,7 +75,8 @@ class KrrSocConfig(PreTrainedConfig):
         kernel_dtype (`str`, defaults to `"float64"`): Precision of kernel evaluations; the solve stays in float64.
         seed (`int`, defaults to 0): Of everything.
         progress (`bool`, defaults to `False`): Show bars.
-        preset (`str`, *optional*): `"paper"`: the paper's choices; what you give beside it wins.
+        preset (`str`, *optional*): `"paper"`: the paper's choices, which become the configuration's fields; what you
+            give beside it wins.
 
     Raises:
         ValueError: A value is out of range; the message names the field.
@@ -114,18 +117,12 @@ class KrrSocConfig(PreTrainedConfig):
     kernel_dtype: str = "float64"
     seed: int = 0
     progress: bool = False
-    preset: str | None = None
     fitted: bool = False
     state_shape: list[int] | None = None  # [m, p, k] of a fitted model
 
     def __post_init__(self, **kwargs: Any):
         if "lambda" in kwargs:
             self.lam = kwargs.pop("lambda")
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(f"preset={self.preset!r} must be one of {', '.join(PRESETS)}.")
-        for name, value in PRESETS.get(self.preset, {}).items():
-            if getattr(self, name) == getattr(type(self), name):  # what is given beside the preset wins
-                setattr(self, name, value)
         self._check()
         super().__post_init__(**kwargs)
 
@@ -191,3 +188,19 @@ class KrrSocConfig(PreTrainedConfig):
         smallest = float(np.linalg.eigvalsh(matrix)[0])
         if smallest < -1e-10:
             raise ValueError(f"correlation is not positive semidefinite: its smallest eigenvalue is {smallest:.3g}.")
+
+
+def _with_presets(init: Callable[..., None]) -> Callable[..., None]:
+    """Turn the argument `preset` into the fields it stands for, before defaults hide what was given."""
+
+    @functools.wraps(init)
+    def wrapped(self: KrrSocConfig, preset: str | None = None, **fields: Any) -> None:
+        if preset is not None and preset not in PRESETS:
+            raise ValueError(f"preset={preset!r} must be one of {', '.join(PRESETS)}.")
+        given = fields | ({"lam": fields["lambda"]} if "lambda" in fields else {})
+        init(self, **PRESETS.get(preset, {}) | given)
+
+    return wrapped
+
+
+KrrSocConfig.__init__ = _with_presets(KrrSocConfig.__init__)

@@ -19,7 +19,17 @@ BLOCK = 256  # states whose randomness one generator gives: results do not depen
 ROWS = 8192
 LAMBDAS = tuple(10.0**power for power in range(-9, 0))
 LENGTHSCALES, SHRINKS = (0.75, 1.5, 3.0), (1.0, 3.0, 10.0, 30.0)
-STREAMS = {"states": 0, "inner": 1, "centers": 2, "index": 3, "initial": 4, "lower": 5, "upper": 6, "holdout": 7}
+STREAMS = {
+    "states": 0,
+    "inner": 1,
+    "centers": 2,
+    "index": 3,
+    "initial": 4,
+    "lower": 5,
+    "upper": 6,
+    "holdout": 7,
+    "evaluation": 8,
+}
 
 
 def generator_of(seed: int, stream: str, *ids: int, device: str | torch.device = "cpu") -> torch.Generator:
@@ -38,6 +48,7 @@ class Stage:
         low, high (`torch.Tensor`): Bounds of the clipping, (k,).
         lengthscale (`float`): ℓ.
         lam (`float`): λ.
+        shrink (`float`, defaults to 1): Damping of the coordinates beside the index, the same for all dates.
     """
 
     centers: torch.Tensor
@@ -46,6 +57,7 @@ class Stage:
     high: torch.Tensor
     lengthscale: float
     lam: float
+    shrink: float = 1.0
 
 
 class ValueFunction:
@@ -121,7 +133,6 @@ def fit_value_function(
     ranks: int = 1,
     on_stage: Callable[[int, Stage], None] | None = None,
     stages: dict[int, Stage] | None = None,
-    shrink: float | None = None,
 ) -> ValueFunction:
     """Walk backward through time.
 
@@ -134,7 +145,6 @@ def fit_value_function(
         ranks (`int`, defaults to 1): Processes.
         on_stage (`Callable`, *optional*): Called with (t, stage) after each date, for checkpoints.
         stages (`dict[int, Stage]`, *optional*): Dates done before, from which to go on.
-        shrink (`float`, *optional*): Shrinkage that was tuned for them.
 
     Returns:
         `ValueFunction`: with a stage for each date 1 … N − 1.
@@ -143,7 +153,8 @@ def fit_value_function(
     mean, sd = 0.0, 1.0
     if settings.features == "indexed":
         mean, sd = index_scale(problem, generator_of(seed, "index", device=device))
-    features = FeatureMap(settings.features, problem, mean, sd, shrink or 1.0)
+    shrink = stages[max(stages)].shrink if stages else 1.0
+    features = FeatureMap(settings.features, problem, mean, sd, shrink)
     function = ValueFunction(problem, settings, features, dict(stages or {}))
     lengthscale = None
     if stages:
@@ -166,6 +177,7 @@ def fit_value_function(
         if lengthscale is None:
             lengthscale, features.shrink = _tune(function, x, y)
         stage = _regress(function, t, x, y, lengthscale)
+        stage.shrink = features.shrink
         function.stages[t] = stage
         if on_stage is not None:
             on_stage(t, stage)

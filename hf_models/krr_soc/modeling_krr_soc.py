@@ -1,7 +1,6 @@
 """A value function fitted by KRR-DP: price, bounds, and the decision for a new state (arXiv 2509.20239)."""
 
 import json
-import math
 import platform
 import time
 from collections.abc import Callable
@@ -13,14 +12,15 @@ import numpy as np
 import torch
 import transformers
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, cached_file
 
-from .bounds_krr_soc import Bound, continuation, interval, is_consistent, lower_bound, upper_bound
+from .boundary_krr_soc import exercise_boundary
+from .bounds_krr_soc import Bound, Price, continuation, interval, is_consistent, lower_bound, upper_bound
 from .configuration_krr_soc import KrrSocConfig
 from .dynamic_programming_krr_soc import Stage, ValueFunction, fit_value_function, generator_of
 from .features_krr_soc import FeatureMap
-from .problems_krr_soc import ControlProblem, OptimalStopping
-from .processes_krr_soc import PROCESSES, BlackScholes
+from .payoffs_krr_soc import register_payoff
+from .problems_krr_soc import ControlProblem, OptimalStopping, natural_unit, stopping_problem
 from .samplers_krr_soc import InnerSampler
 
 CERTIFICATE = "certificate.json"
@@ -40,35 +40,6 @@ class KrrSocOutput(ModelOutput):
     value: torch.Tensor | None = None
     continuation: torch.Tensor | None = None
     action: torch.Tensor | None = None
-
-
-@dataclass
-class Price:
-    """A price with its certificates.
-
-    Args:
-        price (`float`): Of the backward induction.
-        lower, upper (`Bound`, *optional*): Bounds with standard errors.
-        interval (`tuple[float, float]`, *optional*): Contains the true price with probability 1 − α.
-        alpha (`float`): α.
-        consistent (`bool`): Whether the bounds are in order up to three standard errors.
-        seconds (`float`): Wall time of all this.
-    """
-
-    price: float
-    lower: Bound | None = None
-    upper: Bound | None = None
-    interval: tuple[float, float] | None = None
-    alpha: float = 0.05
-    consistent: bool = True
-    seconds: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        parts = {"price": self.price, "alpha": self.alpha, "consistent": self.consistent, "seconds": self.seconds}
-        if self.lower is not None and self.upper is not None and self.interval is not None:
-            parts |= {"lower": self.lower.to_dict(), "upper": self.upper.to_dict(), "interval": list(self.interval)}
-        return parts
 
 
 class KrrSocModel(PreTrainedModel):
@@ -96,6 +67,7 @@ class KrrSocModel(PreTrainedModel):
         super().__init__(config)
         self.certificate: dict[str, Any] | None = None
         self._problem: Any = None
+        self._scaled: Any = None  # the same problem in units of the first spot, in which everything is computed
         m, p, k = config.state_shape or (1, 1, 1)
         n = config.n_steps
         shapes = {
@@ -119,6 +91,11 @@ class KrrSocModel(PreTrainedModel):
         """float64."""
         return torch.float64
 
+    @property
+    def device(self) -> torch.device:
+        """Where the buffers are; there are no parameters."""
+        return self.centers.device
+
     # ---- the problem ----
 
     @property
@@ -128,7 +105,28 @@ class KrrSocModel(PreTrainedModel):
             if self.config.process == "custom":
                 raise ValueError("process='custom': give the problem, `model.problem = problem` or fit(problem).")
             self._problem = stopping_problem(self.config, self.centers.device)
+            self._scaled = stopping_problem(self.config, self.centers.device, self.unit)
         return self._problem
+
+    @property
+    def unit(self) -> float:
+        """Currency in one unit of the fitted values: they are computed in multiples of the first spot."""
+        is_given = self._problem is not None and self._scaled is self._problem
+        return 1.0 if is_given else natural_unit(self.config)
+
+    def scale(self, states: torch.Tensor) -> torch.Tensor:
+        """States in currency → states in units, in which [`value_function`] works."""
+        return states / self._units(states)
+
+    def unscale(self, states: torch.Tensor) -> torch.Tensor:
+        """The reverse of [`scale`]."""
+        return states * self._units(states)
+
+    def _units(self, states: torch.Tensor) -> torch.Tensor:
+        units = torch.ones_like(states[0] if states.ndim > 1 else states)
+        if isinstance(self.problem, OptimalStopping):
+            units[: self.problem.process.num_assets] = self.unit  # a variance, for one, has no currency
+        return units
 
     @problem.setter
     def problem(self, problem: Any) -> None:
@@ -136,7 +134,12 @@ class KrrSocModel(PreTrainedModel):
             raise TypeError(f"problem must follow ControlProblem, got {type(problem).__name__}.")
         if problem.n_steps != self.config.n_steps:
             raise ValueError(f"the problem has {problem.n_steps} steps, but config.n_steps={self.config.n_steps}.")
-        self._problem = problem
+        self._problem = self._scaled = problem
+
+    @staticmethod
+    def register_payoff(name: str, value: Callable[..., torch.Tensor], **options: Any) -> None:
+        """[`register_payoff`] for a model that came with its own code, where nothing of ours can be imported."""
+        register_payoff(name, value, **options)
 
     # ---- fitting ----
 
@@ -146,7 +149,6 @@ class KrrSocModel(PreTrainedModel):
         accelerator: Any = None,
         on_stage: Callable[[int, Stage], None] | None = None,
         stages: dict[int, Stage] | None = None,
-        stats: tuple[float, float, float] | None = None,
     ) -> "KrrSocModel":
         """Walk backward through time and keep the regressions.
 
@@ -155,22 +157,21 @@ class KrrSocModel(PreTrainedModel):
             accelerator (`Accelerator`, *optional*): Shares the averages among processes; the result is the same.
             on_stage (`Callable`, *optional*): Called with (t, stage) after each date.
             stages (`dict`, *optional*): Dates done before, to go on from.
-            stats (`tuple`, *optional*): Feature statistics belonging to `stages`.
 
         Returns:
             `KrrSocModel`: itself.
         """
         if problem is not None:
             self.problem = problem
+        elif self._scaled is not self._problem:
+            self._problem = None  # built anew: the configuration may have changed
         config, like = self.config, torch.zeros((), dtype=torch.float64, device=self.centers.device)
         self._check_custom()
         rank, ranks, gather = 0, 1, None
         if accelerator is not None:
             rank, ranks = accelerator.process_index, accelerator.num_processes
             gather = lambda y: accelerator.reduce(y, reduction="sum")  # noqa: E731
-        function = fit_value_function(
-            self.problem, config, like, gather, rank, ranks, on_stage, stages, None if stats is None else stats[2]
-        )
+        function = fit_value_function(self._scaled, config, like, gather, rank, ranks, on_stage, stages)
         self._keep(function)
         return self
 
@@ -197,9 +198,11 @@ class KrrSocModel(PreTrainedModel):
         self.feature_stats = torch.tensor([features.mean, features.sd, features.shrink], **double)
         config.fitted = True
         self.certificate = None
+        self.initial = torch.zeros(2, **double)  # a refit must not read the old price
         if isinstance(self.problem, OptimalStopping):
-            held = self._initial_continuation(self.problem.process.initial()[None])
-            price = torch.maximum(held, self.problem.exercise(0, self.problem.process.initial()[None]))
+            start = self._scaled.process.initial()[None]
+            held = self._initial_continuation(start)
+            price = torch.maximum(held, self._scaled.exercise(0, start))
             self.initial = torch.cat([price, held])
 
     def value_function(self) -> ValueFunction:
@@ -211,7 +214,9 @@ class KrrSocModel(PreTrainedModel):
         if not self.config.fitted:
             raise ValueError("the model is not fitted: call fit(), or load a fitted one with from_pretrained.")
         mean, sd, shrink = self.feature_stats.tolist()
-        features = FeatureMap(self.config.features, self.problem, mean, sd, shrink)
+        _ = self.problem  # builds the scaled one too
+        problem = self._scaled
+        features = FeatureMap(self.config.features, problem, mean, sd, shrink)
         stages = {
             t: Stage(
                 self.centers[t],
@@ -220,10 +225,11 @@ class KrrSocModel(PreTrainedModel):
                 self.clip[t, 1],
                 float(self.lengthscale[t]),
                 float(self.lam[t]),
+                shrink,
             )
             for t in range(1, self.config.n_steps)
         }
-        return ValueFunction(self.problem, self.config, features, stages)
+        return ValueFunction(problem, self.config, features, stages)
 
     # ---- using ----
 
@@ -243,21 +249,22 @@ class KrrSocModel(PreTrainedModel):
         """
         function = self.value_function()
         x = self._check_states(states, t)
-        is_stopping, n = function.is_stopping, self.config.n_steps
-        if t == n:
-            value = self.problem.terminal(x)
+        problem, is_stopping, scaled = self.problem, function.is_stopping, self.scale(x)
+        if t == self.config.n_steps:
+            value = problem.terminal(x)
             held, action = torch.zeros_like(value), (value <= 0).long()
         else:
             if t == 0:
-                held = self._initial_continuation(x) if is_stopping else self._action_averages(function, 0, x)
+                held = self._initial_continuation(scaled) if is_stopping else self._action_averages(function, 0, x)
             elif is_stopping:
-                held = continuation(function, t, x, self.config.seed)
+                held = continuation(function, t, scaled, self.config.seed)
             elif self.config.target == "continuation":
                 held = function.fitted(t, x)
             else:
                 held = self._action_averages(function, t, x)
             if is_stopping:
-                payoff = self.problem.exercise(t, x)
+                held = self.unit * held
+                payoff = problem.exercise(t, x)
                 stop = (payoff > 0) & (payoff >= held)
                 value, action = torch.maximum(payoff, held), torch.where(stop, EXERCISE, HOLD)
             else:
@@ -279,7 +286,7 @@ class KrrSocModel(PreTrainedModel):
 
     def _initial_continuation(self, x: torch.Tensor) -> torch.Tensor:
         """q_0 of each state by averaging over `n_initial` samples; the stored one for the stored state."""
-        start = self.problem.process.initial()
+        start = self._scaled.process.initial()
         stored = float(self.initial[1])
         if stored and not x.requires_grad and bool((x == start).all()):
             return self.initial[1].expand(len(x)).clone()
@@ -290,7 +297,7 @@ class KrrSocModel(PreTrainedModel):
         config = self.config
         name = "qmc" if config.sampler in ("exact", "antithetic") else config.sampler
         count = config.n_initial if name in ("qmc", "mc") else config.n_inner
-        sampler = InnerSampler(name, count, self.problem.noise_dim, config.seed + 2, x, shared=True)
+        sampler = InnerSampler(name, count, function.problem.noise_dim, config.seed + 2, x, shared=True)
         parts = [
             function.action_values(t, row, sampler, generator_of(config.seed, "initial", t, device=x.device))
             for row in x.split(max(1, 65_536 // sampler.count))
@@ -329,7 +336,8 @@ class KrrSocModel(PreTrainedModel):
             raise ValueError("price() is for options; for a control problem call the model with states and t=0.")
         if not 0 < alpha < 1:
             raise ValueError(f"alpha={alpha!r} must be between 0 and 1.")
-        out = Price(float(self.initial[0]), alpha=alpha)
+        held = self.unit * float(self.initial[1])
+        out = Price(max(held, float(self.problem.exercise(0, self._start(None)))), alpha=alpha)
         if bounds:
             out.lower = self.lower_bound(n_lower, seed)
             out.upper = self.upper_bound(n_upper, n_upper_inner, seed)
@@ -340,19 +348,55 @@ class KrrSocModel(PreTrainedModel):
         out.seconds = time.perf_counter() - start
         return out
 
-    def lower_bound(self, n_lower: int = 100_000, seed: int | None = None) -> Bound:
-        """L: the policy on new paths; see [`Price`]."""
+    @torch.no_grad()
+    def lower_bound(
+        self, n_lower: int = 100_000, seed: int | None = None, state: torch.Tensor | None = None, t: int = 0
+    ) -> Bound:
+        """L: the policy on new paths; see [`Price`].
+
+        Args:
+            n_lower (`int`, defaults to 100,000): Paths.
+            seed (`int`, *optional*): Of the paths; default: the configuration's.
+            state (`torch.Tensor`, *optional*): State (state_dim,) from which they start; default: the initial one.
+            t (`int`, defaults to 0): Its date, 0 … N.
+        """
         if n_lower < 2:
             raise ValueError(f"n_lower={n_lower} must be at least 2.")
         seed = self.config.seed if seed is None else seed
-        return lower_bound(self.value_function(), n_lower, float(self.initial[1]), seed)
+        start = self._start(state)
+        held = float(self(start[None], t).continuation[0]) / self.unit
+        return lower_bound(self.value_function(), n_lower, held, seed, self.scale(start), t).times(self.unit)
 
-    def upper_bound(self, n_upper: int = 1500, n_upper_inner: int = 256, seed: int | None = None) -> Bound:
-        """U: the dual martingale; see [`Price`]."""
+    def upper_bound(
+        self,
+        n_upper: int = 1500,
+        n_upper_inner: int = 256,
+        seed: int | None = None,
+        state: torch.Tensor | None = None,
+        t: int = 0,
+    ) -> Bound:
+        """U: the dual martingale; see [`Price`].
+
+        Args:
+            n_upper (`int`, defaults to 1,500): Paths.
+            n_upper_inner (`int`, defaults to 256): Samples of each inner average.
+            seed (`int`, *optional*): Of the paths; default: the configuration's.
+            state (`torch.Tensor`, *optional*): State (state_dim,) from which they start; default: the initial one.
+            t (`int`, defaults to 0): Its date, 0 … N.
+        """
         if n_upper < 2 or n_upper_inner < 1:
             raise ValueError(f"n_upper={n_upper} must be at least 2 and n_upper_inner={n_upper_inner} at least 1.")
         seed = self.config.seed if seed is None else seed
-        return upper_bound(self.value_function(), n_upper, n_upper_inner, seed, self.config.progress)
+        start = self._start(state)
+        self._check_states(start[None], t)
+        function, show = self.value_function(), self.config.progress
+        bound = upper_bound(function, n_upper, n_upper_inner, seed, show, self.scale(start), t)
+        return bound.times(self.unit)
+
+    def _start(self, state: torch.Tensor | None) -> torch.Tensor:
+        if state is None:
+            return self.problem.process.initial()
+        return torch.as_tensor(state).to(self.centers.device, torch.float64)
 
     def _certify(self, out: Price, *sizes: int | None) -> dict[str, Any]:
         n_lower, n_upper, n_upper_inner, seed = sizes
@@ -382,13 +426,12 @@ class KrrSocModel(PreTrainedModel):
         x = self.problem.process.initial()[None] if spot is None else spot
         x = self._check_states(x, 0).clone().requires_grad_()
         with torch.enable_grad():
-            held = self._action_averages(self.value_function(), 0, x)[:, 0]
+            held = self.unit * self._action_averages(self.value_function(), 0, self.scale(x))[:, 0]
             payoff = self.problem.exercise(0, x)
             value = torch.where(payoff >= held, payoff, held)
             (delta,) = torch.autograd.grad(value.sum(), x)
         return {"value": value.detach(), "delta": delta}
 
-    @torch.no_grad()
     def exercise_boundary(self, t: int, axis: int = 0, points: int = 801, width: float = 4.0) -> torch.Tensor:
         """Prices of one asset at which exercising becomes, or stops being, the better choice; the others at the spot.
 
@@ -400,32 +443,15 @@ class KrrSocModel(PreTrainedModel):
 
         Returns:
             `torch.Tensor`: boundaries in ascending order, refined by bisection; empty if there is none.
+
+        Raises:
+            ValueError: There is no such date or asset.
         """
         if not 1 <= t < self.config.n_steps:
             raise ValueError(f"t={t} must be a date 1 … {self.config.n_steps - 1}.")
-        start = self.problem.process.initial()
         if not 0 <= axis < self.problem.process.num_assets:
             raise ValueError(f"axis={axis} must be an asset 0 … {self.problem.process.num_assets - 1}.")
-        volatility = getattr(self.problem.process, "volatility", start.new_full((len(start),), 0.2))
-        spread = width * float(volatility[axis]) * math.sqrt(self.config.maturity)
-
-        def gap(prices: torch.Tensor) -> torch.Tensor:
-            x = start.repeat(len(prices), 1)
-            x[:, axis] = prices
-            out = self(x, t)
-            payoff = self.problem.exercise(t, x)
-            return torch.where(payoff > 0, payoff - out.continuation, -out.continuation.abs() - 1e-12)
-
-        grid = float(start[axis]) * torch.linspace(-spread, spread, points, dtype=torch.float64).exp()
-        grid = grid.to(start.device)
-        sign = gap(grid) >= 0
-        change = (sign[1:] != sign[:-1]).nonzero()[:, 0]
-        low, high, low_sign = grid[change], grid[change + 1], sign[change]
-        for _ in range(40):
-            middle = (low + high) / 2
-            same = (gap(middle) >= 0) == low_sign if len(middle) else low_sign
-            low, high = torch.where(same, middle, low), torch.where(same, high, middle)
-        return (low + high) / 2
+        return exercise_boundary(self, t, axis, points, width)
 
     # ---- files ----
 
@@ -441,43 +467,17 @@ class KrrSocModel(PreTrainedModel):
         """Also reads the certificate, where there is one."""
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        file = Path(pretrained_model_name_or_path) / CERTIFICATE
-        if file.is_file():
-            model.certificate = json.loads(file.read_text(encoding="utf-8"))
+        where = {name: kwargs[name] for name in ("subfolder", "revision", "cache_dir", "token") if kwargs.get(name)}
+        file = cached_file(
+            pretrained_model_name_or_path,
+            CERTIFICATE,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **where,
+        )
+        if file is not None:
+            model.certificate = json.loads(Path(file).read_text(encoding="utf-8"))
         return loaded
 
 
-def stopping_problem(config: KrrSocConfig, device: torch.device | str = "cpu") -> OptimalStopping:
-    """The optimal-stopping problem of a configuration."""
-
-    def vector(value: float | list[float]) -> torch.Tensor:
-        x = torch.as_tensor(value, dtype=torch.float64, device=device)
-        return x.expand(config.dim).clone() if x.ndim == 0 else x
-
-    dt = config.maturity / config.n_steps
-    spot, dividend = vector(config.spot), vector(config.dividend)
-    if config.process == "black_scholes":
-        rho = torch.as_tensor(config.correlation, dtype=torch.float64, device=device)
-        if rho.ndim == 0:
-            eye = torch.eye(config.dim, dtype=torch.float64, device=device)
-            rho = rho.expand(config.dim, config.dim) * (1 - eye) + eye
-        process: Any = BlackScholes(spot, config.rate, dividend, vector(config.volatility), rho, dt)
-    else:
-        parameters = config.process_params or {}
-        try:
-            process = PROCESSES[config.process](spot, config.rate, dividend, dt, **parameters)
-        except TypeError as error:
-            raise ValueError(f"process_params={parameters} do not fit {config.process!r}: {error}.") from None
-    return OptimalStopping(
-        process,
-        config.payoff,
-        config.strike,
-        config.n_steps,
-        config.maturity,
-        config.rate,
-        config.exercise_dates,
-        config.payoff_params,
-    )
-
-
-__all__ = ["KrrSocModel", "KrrSocOutput", "Price", "stopping_problem"]
+__all__ = ["KrrSocModel", "KrrSocOutput", "Price"]

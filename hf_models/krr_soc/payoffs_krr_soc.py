@@ -18,12 +18,14 @@ class Payoff:
         index (`Callable`): The same arguments → the signed index g (...), a smooth measure of how far in the money.
         symmetric (`bool`): Whether exchanging assets changes nothing.
         nonnegative (`bool`): Whether the payoff is never negative.
+        homogeneous (`bool`): Whether the payoff scales with prices and strike, so that their unit does not matter.
     """
 
     value: Callable[..., torch.Tensor]
     index: Callable[..., torch.Tensor]
     symmetric: bool = True
     nonnegative: bool = True
+    homogeneous: bool = True
 
 
 def _mean(x: Prices) -> torch.Tensor:
@@ -69,7 +71,7 @@ PAYOFFS: dict[str, Payoff] = {
     "basket_call": _call(_mean),
     "geo_put": _put(_geometric_mean),
     "straddle": Payoff(lambda x, strike: (_mean(x) - strike).abs(), lambda x, strike: (_mean(x) / strike).log()),
-    "butterfly": Payoff(_butterfly, lambda x, strike, width=10.0: (_mean(x) / strike).log()),
+    "butterfly": Payoff(_butterfly, lambda x, strike, width=10.0: (_mean(x) / strike).log(), homogeneous=False),
 }
 
 
@@ -98,7 +100,7 @@ def register_payoff(
     def over_strike(x: Prices, strike: float, **parameters: Any) -> torch.Tensor:
         return value(x, strike, **parameters) / strike
 
-    PAYOFFS[name] = Payoff(value, index or over_strike, symmetric, nonnegative)
+    PAYOFFS[name] = Payoff(value, index or over_strike, symmetric, nonnegative, homogeneous=False)
 
 
 def get_payoff(name: str) -> Payoff:

@@ -6,7 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from .configuration_krr_soc import KrrSocConfig
 from .payoffs_krr_soc import Payoff, get_payoff
+from .processes_krr_soc import PROCESSES, BlackScholes
 from .samplers_krr_soc import normal
 
 
@@ -169,3 +171,53 @@ class LinearQuadratic:
             gain = p * self.a * self.b / (self.c + p * self.b**2)
             p = self.q + p * self.a**2 - gain * p * self.a * self.b
         return -(p * x[..., 0].square() + constant)
+
+
+def natural_unit(config: KrrSocConfig) -> float:
+    """The first spot, where the payoff scales with prices: results are then the same in every currency."""
+    is_free = config.features != "raw" and config.clip_bound is None and config.process != "custom"
+    if not is_free or not get_payoff(config.payoff).homogeneous:
+        return 1.0
+    return float(config.spot if isinstance(config.spot, (int, float)) else config.spot[0])
+
+
+def stopping_problem(config: KrrSocConfig, device: torch.device | str = "cpu", unit: float = 1.0) -> OptimalStopping:
+    """The optimal-stopping problem of a configuration.
+
+    Args:
+        config ([`KrrSocConfig`]): The configuration.
+        device (`torch.device`, defaults to `"cpu"`): Of its tensors.
+        unit (`float`, defaults to 1): Currency of which prices and strike are multiples.
+
+    Raises:
+        ValueError: Payoff or parameters of the process are not known.
+    """
+
+    def vector(value: float | list[float]) -> torch.Tensor:
+        x = torch.as_tensor(value, dtype=torch.float64, device=device)
+        return x.expand(config.dim).clone() if x.ndim == 0 else x
+
+    dt = config.maturity / config.n_steps
+    spot, dividend = vector(config.spot) / unit, vector(config.dividend)
+    if config.process == "black_scholes":
+        rho = torch.as_tensor(config.correlation, dtype=torch.float64, device=device)
+        if rho.ndim == 0:
+            eye = torch.eye(config.dim, dtype=torch.float64, device=device)
+            rho = rho.expand(config.dim, config.dim) * (1 - eye) + eye
+        process: Any = BlackScholes(spot, config.rate, dividend, vector(config.volatility), rho, dt)
+    else:
+        parameters = config.process_params or {}
+        try:
+            process = PROCESSES[config.process](spot, config.rate, dividend, dt, **parameters)
+        except TypeError as error:
+            raise ValueError(f"process_params={parameters} do not fit {config.process!r}: {error}.") from None
+    return OptimalStopping(
+        process,
+        config.payoff,
+        config.strike / unit,
+        config.n_steps,
+        config.maturity,
+        config.rate,
+        config.exercise_dates,
+        config.payoff_params,
+    )

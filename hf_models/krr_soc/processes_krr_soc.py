@@ -119,7 +119,8 @@ class Heston:
         log_s, v = x[..., 0].log(), x[..., 1]
         h = self.dt / self.substeps
         drift = self.rate - self.dividend[0]
-        for first, second in z.unflatten(-1, (self.substeps, 2)).movedim(-2, 0).unbind(-1):
+        for pair in z.unflatten(-1, (self.substeps, 2)).unbind(-2):
+            first, second = pair.unbind(-1)
             positive = v.clamp(min=0)
             root = (positive * h).sqrt()
             log_s = log_s + (drift - positive / 2) * h + root * first

@@ -10,6 +10,7 @@ import torch
 
 JITTERS = tuple(10.0**power for power in range(-13, -5))  # 1e-13 … 1e-6
 MAX_DENSE, MAX_EIG = 2000, 2000
+PATIENCE = 20  # steps without progress after which conjugate gradients stop: rounding is reached
 
 
 @dataclass
@@ -52,8 +53,12 @@ class WhitenedSystem:
         return float(rss.clamp(min=0) / n) / (1 - self.degrees_of_freedom(lam) / n) ** 2
 
 
-def cholesky_with_jitter(matrix: torch.Tensor) -> torch.Tensor:
+def cholesky_with_jitter(matrix: torch.Tensor, lam: float | None = None) -> torch.Tensor:
     """Lower factor of K + jitter·m·I with the smallest jitter of the ladder that works.
+
+    Args:
+        matrix (`torch.Tensor`): K, (m, m).
+        lam (`float`, *optional*): λ that K contains already, for the message.
 
     Raises:
         ValueError: None does.
@@ -67,8 +72,9 @@ def cholesky_with_jitter(matrix: torch.Tensor) -> torch.Tensor:
             return factor
     duplicates = m - len(matrix.unique(dim=0))
     raise ValueError(
-        f"the {m}×{m} kernel matrix of the centres is not positive definite even with jitter {JITTERS[-1]:g}·m "
-        f"({duplicates} of its rows are repeated): use a shorter lengthscale or fewer centres."
+        f"the {m}×{m} kernel matrix is not positive definite even with jitter {JITTERS[-1]:g}·m and lambda "
+        f"{0.0 if lam is None else lam:g} ({duplicates} of its rows are repeated): use a larger lambda, a shorter "
+        "lengthscale or fewer centres."
     )
 
 
@@ -112,7 +118,7 @@ def solve_dense(kernel_nn: torch.Tensor, y: torch.Tensor, lam: float) -> torch.T
     shifted.diagonal().add_(len(y) * lam)
     factor, info = torch.linalg.cholesky_ex(shifted)
     if info:
-        factor = cholesky_with_jitter(shifted)
+        factor = cholesky_with_jitter(shifted, lam)
     return torch.cholesky_solve(y, factor)
 
 
@@ -169,17 +175,23 @@ def solve_cg(
     b = torch.zeros_like(right)
     r, d = right.clone(), right.clone()
     rho = r.square().sum(0)
-    stop = tolerance**2 * rho
+    stop, best, best_rho, stalled = tolerance**2 * rho, b, rho.clone(), 0
     for _ in range(max_iterations):
-        if (rho <= stop).all():
-            break
         step = apply(d)
-        length = rho / (d * step).sum(0).clamp(min=torch.finfo(y.dtype).tiny)
-        b += length * d
-        r -= length * step
+        curvature = (d * step).sum(0)
+        active = (rho > stop) & (curvature > 0)  # a right-hand side that is solved, or lost to rounding, rests
+        if not active.any() or stalled >= PATIENCE:
+            break
+        length = torch.where(active, rho / torch.where(active, curvature, 1.0), 0.0)
+        b = b + length * d
+        r = r - length * step
         new = r.square().sum(0)
-        d = r + new / rho.clamp(min=torch.finfo(y.dtype).tiny) * d
+        improved = new < best_rho
+        best, best_rho = torch.where(improved, b, best), torch.minimum(new, best_rho)
+        stalled = 0 if improved.any() else stalled + 1
+        d = r + torch.where(active, new / torch.where(active, rho, 1.0), 0.0) * d
         rho = new
+    b = best
     return precondition(b)
 
 

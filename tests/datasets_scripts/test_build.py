@@ -29,6 +29,13 @@ CONFIGS = {
     "sample_photos": {"full": {"test": 2}, "256x256": {"test": 2}},
     "markov_corpus": {"words": {"train": 845, "test": 95}},
     "python_help_texts": {"help": {split: rows_of_whole_lines(split) for split in ("train", "test")}},
+    "sim_paths": {
+        name: {"train": 1000}
+        for name in (
+            *("put", "paper_d2", "paper_d5", "paper_d10", "paper_d20", "heston", "lqr"),
+            *(f"dividend_d{d}_s{spot}" for d in (2, 3, 5) for spot in (90, 100, 110)),
+        )
+    },
     "recall_tasks": {
         "associative_recall": {"train": 4096, "test": 256},
         "associative_recall_overwrite": {"train": 4096, "test": 256},
@@ -81,11 +88,12 @@ def test_default_config_opens_when_none_is_named(built, tmp_path):
 
 def test_rows_are_those_of_the_builder_when_opened(built, tmp_path):
     name, folder = built
-    for config in CONFIGS[name]:
+    for config, splits in CONFIGS[name].items():
         builder = get_builder(name)(config_name=config)
         builder.download_and_prepare()
-        source = builder.as_dataset(split="test")
-        opened = datasets.load_dataset(str(folder), config, split="test", cache_dir=str(tmp_path))
+        split = list(splits)[-1]
+        source = builder.as_dataset(split=split)
+        opened = datasets.load_dataset(str(folder), config, split=split, cache_dir=str(tmp_path))
         assert opened.features == source.features
         for first, second in zip(opened.select(range(2)), source.select(range(2)), strict=True):
             if "image" in first:
@@ -113,9 +121,10 @@ def test_front_matter_is_valid_when_built(built):
     card = DatasetCard.load(folder / "README.md")
     data = card.data.to_dict()
     assert data["license"] in ("cc-by-4.0", "cc-by-2.0", "apache-2.0", "other")
-    sizes = {"digits": "1K<n<10K", "recall_tasks": "10K<n<100K"}
+    sizes = {"digits": "1K<n<10K", "recall_tasks": "10K<n<100K", "sim_paths": "10K<n<100K"}
     assert data["size_categories"] == [sizes.get(name, "n<1K")]
-    assert data["tags"] == ["closedloop", "image" if name in ("digits", "sample_photos") else "text"]
+    kinds = {"digits": "image", "sample_photos": "image", "sim_paths": "time-series"}
+    assert data["tags"] == ["closedloop", kinds.get(name, "text")]
     assert {config["config_name"] for config in data["configs"]} == set(CONFIGS[name])
     assert [config.get("default", False) for config in data["configs"]].count(True) == 1
     for config in data["configs"]:
