@@ -4,9 +4,6 @@ from .domains.base import Domain as Domain
 from .domains.base import Toolkit as Toolkit
 from .env import Environment as Environment
 from .env import ReplayError as ReplayError
-from .scoring import TERMINATIONS as TERMINATIONS
-from .scoring import RewardInfo as RewardInfo
-from .scoring import score_run as score_run
 from .hashing import canonical_json as canonical_json
 from .hashing import state_hash as state_hash
 from .judge import ChatModel as ChatModel
@@ -24,6 +21,9 @@ from .players import MalformedOutput as MalformedOutput
 from .players import Player as Player
 from .players import Run as Run
 from .schema import ToolError as ToolError
+from .scoring import TERMINATIONS as TERMINATIONS
+from .scoring import RewardInfo as RewardInfo
+from .scoring import score_run as score_run
 from .task import Action as Action
 from .task import EnvAssertion as EnvAssertion
 from .task import EnvCall as EnvCall

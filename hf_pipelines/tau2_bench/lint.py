@@ -13,8 +13,8 @@ from typing import Any
 from hf_pipelines.tau2_bench.domains import get_domain
 from hf_pipelines.tau2_bench.domains.base import Domain
 from hf_pipelines.tau2_bench.env import Environment
-from hf_pipelines.tau2_bench.scoring import is_vacuous, score_run
 from hf_pipelines.tau2_bench.hashing import state_hash
+from hf_pipelines.tau2_bench.scoring import is_vacuous, score_run
 from hf_pipelines.tau2_bench.task import Action, Task
 
 CODES = {
