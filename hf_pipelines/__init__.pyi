@@ -1,4 +1,5 @@
 from . import hub as hub
+from . import tau2_bench as tau2_bench
 from .flow_control import ControlledFlowMatchEulerScheduler as ControlledFlowMatchEulerScheduler
 from .flow_control import SmallFlowPipeline as SmallFlowPipeline
 from .flow_control import attach_controller as attach_controller

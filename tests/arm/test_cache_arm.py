@@ -156,7 +156,8 @@ def test_router_that_collapses_is_reported_when_it_sends_all_to_one_bucket(warne
 
 @pytest.mark.slow
 def test_peak_memory_stays_when_the_prompt_is_eight_times_longer():
-    assert peak_growth(32_768) - peak_growth(4096) < 16  # MB; the hidden states themselves are 4 MB
+    # MB; the allocator's fragments scatter from 5 to 17, whole-prompt activations would be over 50
+    assert peak_growth(32_768) - peak_growth(4096) < 30
 
 
 @pytest.mark.parametrize("layers", [[0], [1]])
