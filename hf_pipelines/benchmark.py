@@ -225,6 +225,15 @@ def measured(result: BenchmarkResult, device: str = "cpu") -> Iterator[Benchmark
     result.peak_memory_bytes = torch.cuda.max_memory_allocated() if cuda else resident
 
 
+def peak_process_megabytes() -> float:
+    """Peak resident megabytes of this process since it began (`ru_maxrss` would count the parent's too)."""
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        raise NotImplementedError("peak memory is read from /proc/self/status, which only Linux has.")
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
 def least_cpu_seconds(*jobs: Callable[[], Any], repeats: int = 5) -> list[float]:
     """Least CPU time of each job, the jobs taking turns so that a busy machine slows all alike."""
     best = [float("inf")] * len(jobs)

@@ -3,7 +3,6 @@ run."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
@@ -14,7 +13,15 @@ from hf_models.arm.convert_arm import convert_to_arm
 from hf_models.arm.ops_arm import Writes
 from hf_models.arm.scan_arm import arm_scan, empty_state
 from hf_pipelines.arm.dense_oracle_arm import dense_scan
-from hf_pipelines.benchmark import Bar, BenchmarkResult, Row, least_cpu_seconds, markdown_table, measured
+from hf_pipelines.benchmark import (
+    Bar,
+    BenchmarkResult,
+    Row,
+    least_cpu_seconds,
+    markdown_table,
+    measured,
+    peak_process_megabytes,
+)
 
 SIZES = {
     "vocab_size": 256,
@@ -65,18 +72,9 @@ def print_peak_growth(length: int) -> None:
     """Run inside a fresh process: prefill and print the growth of the peak memory."""
     _, arm = models()
     arm(tokens(1024), cache=ArmCache(arm.config), logits_to_keep=1)  # warm buffers
-    before = _peak_memory()
+    before = peak_process_megabytes()
     arm(tokens(length), cache=ArmCache(arm.config), logits_to_keep=1)
-    print(_peak_memory() - before)
-
-
-def _peak_memory() -> float:
-    """Peak resident megabytes of this process since it began (`ru_maxrss` would count the parent's too)."""
-    status = Path("/proc/self/status")
-    if not status.is_file():
-        raise NotImplementedError("peak memory is read from /proc/self/status, which only Linux has.")
-    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    print(peak_process_megabytes() - before)
 
 
 def scan_inputs(length: int = 2048, slots: int = 256, heads: int = 4, d: int = 32) -> tuple:

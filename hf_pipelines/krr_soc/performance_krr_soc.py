@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import torch
 from sklearn.kernel_ridge import KernelRidge
@@ -12,7 +11,15 @@ from tqdm.auto import tqdm
 from hf_models.krr_soc import KrrSocConfig, KrrSocModel, stopping_problem
 from hf_models.krr_soc.kernels_krr_soc import kernel_matrix
 from hf_models.krr_soc.regression_krr_soc import solve_dense
-from hf_pipelines.benchmark import Bar, BenchmarkResult, Row, least_cpu_seconds, markdown_table, measured
+from hf_pipelines.benchmark import (
+    Bar,
+    BenchmarkResult,
+    Row,
+    least_cpu_seconds,
+    markdown_table,
+    measured,
+    peak_process_megabytes,
+)
 from hf_pipelines.krr_soc.baselines_krr_soc import BASELINES, kernel_ridge_stopping
 from hf_pipelines.krr_soc.references_krr_soc import CASES
 
@@ -31,17 +38,9 @@ def peak_growth() -> float:
 def print_peak_growth() -> None:
     """Run inside a fresh process."""
     torch.set_num_threads(1)
-    before = _peak_memory()
+    before = peak_process_megabytes()
     KrrSocModel(KrrSocConfig(**CASES[CASE].fields)).fit().price(bounds=True)
-    print(_peak_memory() - before)
-
-
-def _peak_memory() -> float:
-    status = Path("/proc/self/status")
-    if not status.is_file():
-        raise NotImplementedError("peak memory is read from /proc/self/status, which only Linux has.")
-    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    print(peak_process_megabytes() - before)
 
 
 def _timed(job) -> tuple[float, float]:

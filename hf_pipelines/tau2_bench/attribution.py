@@ -13,11 +13,9 @@ from hf_pipelines.tau2_bench.env import Environment, answered_calls
 from hf_pipelines.tau2_bench.metrics import INFRASTRUCTURE
 from hf_pipelines.tau2_bench.players import Run
 from hf_pipelines.tau2_bench.scoring import RewardInfo
-from hf_pipelines.tau2_bench.task import Action, Task
+from hf_pipelines.tau2_bench.task import TRANSFER_TOOL, Action, Task
 from hf_pipelines.tau2_bench.types import AnyMessage, Message, ToolCall
 from hf_pipelines.tau2_bench.users.parse import parse
-
-TRANSFER_TOOL = "transfer_to_human_agents"
 
 
 @dataclass
@@ -173,13 +171,6 @@ def _last_turn_with_goal(task: Task, run: Run) -> int | None:
         for call in message.tool_calls:
             env.respond(call)
         env.sync()
-        if all(_holds(env, item) for item in task.env_assertions):
+        if all(env.holds(item) for item in task.env_assertions):
             last = place
     return last
-
-
-def _holds(env: Environment, item: Any) -> bool:
-    try:
-        return bool(env.check(item))
-    except ValueError:  # it asks about a record that does not exist
-        return False

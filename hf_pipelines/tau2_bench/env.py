@@ -159,6 +159,13 @@ class Environment:
         """Whether an assertion of a task holds now."""
         return bool(self._task_function(assertion)) == assertion.assert_value
 
+    def holds(self, assertion: EnvAssertion) -> bool:
+        """As [`check`]; an assertion about a record that does not exist does not hold."""
+        try:
+            return self.check(assertion)
+        except ValueError:
+            return False
+
     def _task_function(self, step: EnvCall) -> Any:
         kit = self._sides.get(step.env_type)
         function = kit.functions.get(step.func_name) if kit is not None else None

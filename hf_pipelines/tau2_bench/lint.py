@@ -123,14 +123,7 @@ def _gold_steps(task: Task, env: Environment) -> Iterator[_Step]:
 
 
 def _all_met(task: Task, env: Environment) -> bool:
-    return bool(task.env_assertions) and all(_met(env, item) for item in task.env_assertions)
-
-
-def _met(env: Environment, item: Any) -> bool:
-    try:
-        return env.check(item)
-    except ValueError:
-        return False
+    return bool(task.env_assertions) and all(env.holds(item) for item in task.env_assertions)
 
 
 # ---------------------------------------------------------------------------------------------------------- the checks
@@ -169,7 +162,7 @@ def _goal(
         place = next(index for index, step in enumerate(steps) if step.met_before)
         name = steps[place].action.name
         yield Finding(task.id, "goal_met_early", f"met before gold action {place} ({name})", {"action": place})
-    unmet = [item.func_name for item in task.env_assertions if not _met(gold, item)]
+    unmet = [item.func_name for item in task.env_assertions if not gold.holds(item)]
     if unmet:
         yield Finding(
             task.id, "unsat_assertion", f"not true after the gold plan: {', '.join(unmet)}", {"names": unmet}

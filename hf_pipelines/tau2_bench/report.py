@@ -2,9 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +107,12 @@ class Report:
         """Whether trials are missing."""
         return any(self.missing.values())
 
-    @property
+    @cached_property
     def pass_k(self) -> dict[str, PassK]:
         """Mode → pass^k, infrastructure errors counted as failures (or as the configuration says)."""
         return {mode: pass_k(self.cells(mode), infra=self.config.infra) for mode in self.modes if self.cells(mode)}
 
-    @property
+    @cached_property
     def pass_k_excl(self) -> dict[str, PassK]:
         """Mode → pass^k without the trials that ended in an infrastructure error."""
         return {mode: pass_k(self.cells(mode), infra="exclude") for mode in self.modes if self.cells(mode)}
@@ -289,8 +290,3 @@ def _name(description: dict[str, Any]) -> str:
     extras = [f"{key}={value}" for key, value in description.items() if key != "kind" and value not in (None, {}, [])]
     kind = str(description.get("kind", description))
     return f"{kind} ({', '.join(extras)})" if extras else kind
-
-
-def records_of(folders: Iterable[str | Path]) -> list[RunRecord]:
-    """The runs of several folders."""
-    return [record for folder in folders for record in RunStore(folder).records()]

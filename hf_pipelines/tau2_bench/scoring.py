@@ -14,7 +14,7 @@ from hf_pipelines.tau2_bench.domains import get_domain
 from hf_pipelines.tau2_bench.domains.base import Domain
 from hf_pipelines.tau2_bench.env import Environment, answered_calls
 from hf_pipelines.tau2_bench.judge import ChatModel, judge_assertions
-from hf_pipelines.tau2_bench.task import Action, Task
+from hf_pipelines.tau2_bench.task import TRANSFER_TOOL, Action, Task
 from hf_pipelines.tau2_bench.types import AnyMessage, Message, ToolCall
 
 TERMINATIONS = (
@@ -222,10 +222,7 @@ def env_checks(task: Task, env: Environment) -> list[dict[str, Any]]:
     raw = (task.criteria or {}).get("env_assertions") or ()
     checks = []
     for record, item in zip(raw, task.env_assertions, strict=True):
-        try:
-            met = env.check(item)
-        except ValueError:  # it asks about a record that does not exist
-            met = False
+        met = env.holds(item)
         checks.append({"env_assertion": record, "met": met, "reward": float(met)})
     return checks
 
@@ -310,6 +307,6 @@ def _matched(checks: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
 
 def _transferred(messages: Sequence[AnyMessage]) -> bool:
     return any(
-        call.name == "transfer_to_human_agents" and call.requestor == "assistant" and not answer.error
+        call.name == TRANSFER_TOOL and call.requestor == "assistant" and not answer.error
         for call, answer in answered_calls(messages)
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_pipelines.tau2_bench.metrics import Cell
+from hf_pipelines.tau2_bench.scoring import SUCCESS_TOLERANCE
 
 CELLS, ARCHIVE = "cells", "archive"
 
@@ -68,7 +69,7 @@ class RunRecord:
     @property
     def success(self) -> bool:
         """Whether the run counts as solved."""
-        return abs(self.reward - 1) <= 1e-6
+        return abs(self.reward - 1) <= SUCCESS_TOLERANCE
 
     def to_cell(self) -> Cell:
         """For the metrics."""
@@ -145,8 +146,7 @@ class RunStore:
 
     def archive_repeats(self) -> int:
         """Move all but the newest run of each cell into the archive; returns how many. Call it from one process."""
-        kept = {id(record): record for record in self.records()}
-        newest = {record.key: record.end_time for record in kept.values()}
+        newest = {record.key: record.end_time for record in self.records()}
         moved = 0
         for file in sorted((self.folder / CELLS).glob("rank-*.jsonl")):
             lines = file.read_text(encoding="utf-8").splitlines(keepends=True)

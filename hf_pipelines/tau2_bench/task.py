@@ -14,6 +14,7 @@ from hf_pipelines.tau2_bench.store import json_copy
 from hf_pipelines.tau2_bench.types import AnyMessage, Side, ToolCall, messages_from_dicts
 
 COMPONENTS = ("DB", "ENV_ASSERTION", "COMMUNICATE", "ACTION", "NL_ASSERTION")
+TRANSFER_TOOL = "transfer_to_human_agents"
 DEFAULT_BASIS = ("DB", "COMMUNICATE")
 
 
@@ -220,4 +221,4 @@ class Task:
     @property
     def must_transfer(self) -> bool:
         """Whether the gold plan hands the customer over."""
-        return any(action.name == "transfer_to_human_agents" for action in self.actions)
+        return any(action.name == TRANSFER_TOOL for action in self.actions)

@@ -9,10 +9,10 @@ from typing import Any
 
 from hf_pipelines.tau2_bench.modes import DONE, is_solo
 from hf_pipelines.tau2_bench.players import Briefing
+from hf_pipelines.tau2_bench.task import TRANSFER_TOOL
 from hf_pipelines.tau2_bench.types import AnyMessage, Message, ToolCall
 
 CLOSING = "Does everything work now? Is there anything else I can do for you?"
-TRANSFER_TOOL = "transfer_to_human_agents"
 TRANSFERRED = "You are being transferred to a human agent."
 
 

@@ -5,6 +5,7 @@ from hf_pipelines.tau2_bench.agents.script_player import Do, Say, Script, Script
 from hf_pipelines.tau2_bench.domains import get_domain
 from hf_pipelines.tau2_bench.modes import is_solo
 from hf_pipelines.tau2_bench.players import Briefing
+from hf_pipelines.tau2_bench.task import TRANSFER_TOOL
 
 POLITE = "Thank you for calling. I am sorry about that, and I am glad to be of service."
 
@@ -45,7 +46,7 @@ class OracleScript(ScriptedAgent):
         domain = get_domain(task.domain_name, task.data_dir)
         own = domain.agent_toolkit.tools()
         for action in task.actions:
-            if action.name == "transfer_to_human_agents":
+            if action.name == TRANSFER_TOOL:
                 yield from hand_over(str(action.arguments.get("summary") or "A human has to help."), solo)
             elif solo or self.confused or action.requestor == "assistant":
                 yield Do(action.name, action.arguments)

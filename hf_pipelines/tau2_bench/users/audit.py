@@ -197,7 +197,7 @@ class _Auditor:
         """Whether the assertions, or else the gold writes' end state, hold: what the customer can wish for."""
         if not self.task.env_assertions:
             return True
-        return all(_holds(self.env, item) for item in self.task.env_assertions if item.env_type == "user")
+        return all(self.env.holds(item) for item in self.task.env_assertions if item.env_type == "user")
 
     def _add(self, place: int, kind: Kind, text: str) -> None:
         severity = "benign" if self.success or not self._would_pass(place, kind) else "critical"
@@ -217,7 +217,7 @@ class _Auditor:
             except Exception:  # the world is no longer such that the gold plan helps
                 return False
         checks = self.task.env_assertions
-        return bool(checks) and all(_holds(env, item) for item in checks)
+        return bool(checks) and all(env.holds(item) for item in checks)
 
 
 def _answers(messages: Sequence[AnyMessage], place: int) -> list[ToolMessage]:
@@ -233,10 +233,3 @@ def _successful_calls(messages: Sequence[AnyMessage]) -> list[Any]:
     from hf_pipelines.tau2_bench.env import answered_calls
 
     return [call for call, answer in answered_calls(messages) if not answer.error and isinstance(call.arguments, dict)]
-
-
-def _holds(env: Environment, item: Any) -> bool:
-    try:
-        return bool(env.check(item))
-    except ValueError:  # it asks about a record that does not exist
-        return False
